@@ -1,0 +1,71 @@
+"""What decoding a body gives: rows, refusals, and the body as it may be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
+from vllm_slo.exporters.errors import SloError
+
+
+class BodyError(SloError):
+    """The whole body is unusable; ``reason`` is the counter label."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """``count`` spans left out for one reason (a short snake_case counter label); ``detail`` names the first of them."""
+
+    reason: str
+    count: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class ShardRule:
+    """Resources whose ``attribute`` matches ``pattern`` (shell style) belong to ``shard``."""
+
+    attribute: str
+    pattern: str
+    shard: str
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """What the decoders must know of the configuration; ``models`` maps a service instance to its model."""
+
+    prompt_text_attributes: tuple[str, ...] = PROMPT_TEXT_ATTRIBUTES
+    shard_rules: tuple[ShardRule, ...] = ()
+    models: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Rows of one body.
+
+    ``requests`` and ``spans`` have exactly the columns of ``schema.REQUESTS`` and ``schema.SPANS``.
+    ``clean_body`` holds the accepted spans without prompt text; it is the very object that came in when nothing changed.
+    ``dropped_attributes`` counts the attributes removed, by key pattern.
+    """
+
+    requests: pa.Table
+    spans: pa.Table
+    clean_body: bytes
+    refused: list[Refusal] = field(default_factory=list)
+    dropped_attributes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Accepted spans."""
+        return int(self.requests.num_rows + self.spans.num_rows)
+
+
+Decoder = Callable[[bytes, int, DecodeSettings], Decoded]
+"""(OTLP protobuf body, time of receipt in epoch nanoseconds, settings) -> Decoded; raises BodyError."""

@@ -1,0 +1,42 @@
+"""Inputs shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the long tests too")
+    parser.addoption("--rewrite-golden", action="store_true", help="rewrite the golden files; read the diff afterwards")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="long; runs with ./run test --all"))
+
+
+def _folder(variable: str, default: Path) -> Path:
+    path = Path(os.environ.get(variable, default))
+    if not path.is_dir():
+        pytest.skip(f"{path} is absent; set {variable} to the folder of the inputs")
+    return path
+
+
+@pytest.fixture(scope="session")
+def public_data() -> Path:
+    """Public inputs nobody here wrote; read in place, never part of the project."""
+    return _folder("VLLM_SLO_PUBLIC_DATA", ROOT.parent / "shared" / "data" / "public")
+
+
+@pytest.fixture(scope="session")
+def captures() -> Path:
+    """Recordings of a real vLLM under load, with what the clients saw."""
+    return _folder("VLLM_SLO_CAPTURES", ROOT.parent / "shared" / "data" / "captures")
