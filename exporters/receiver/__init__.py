@@ -1,1 +1,1 @@
-"""The network edge: OTLP/gRPC and OTLP/HTTP in, fsynced spool segments out, acknowledgement only in between."""
+"""OTLP over gRPC and HTTP -> fsynced spool; must not know the lake: whoever starts it drains the spool."""
