@@ -34,7 +34,9 @@ tokenizer.decoder = decoders.ByteLevel()
 words = sorted({a + b + c + d for a in "bdklmnprst" for b in "aeiou" for c in "dlmnrst" for d in ("a", "en", "is")})
 tokenizer.train_from_iterator(
     [" ".join(words[i : i + 40]) for i in range(0, len(words), 7)],
-    trainers.BpeTrainer(vocab_size=1024, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"]),
+    trainers.BpeTrainer(
+        vocab_size=1024, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"]
+    ),
 )
 PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
 """
