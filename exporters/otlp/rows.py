@@ -1,0 +1,154 @@
+"""Columns of decoded spans -> Arrow tables in the columns of ``schema``; shared by both decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vllm_slo.exporters.otlp.quality import Mask, Measure, Nanoseconds, TimeFlags, request_quality, span_quality
+from vllm_slo.exporters.otlp.resources import Resource
+from vllm_slo.exporters.schema import BYTES, DATE, REQUESTS, SECONDS, SPANS, TEXT, TIME
+
+REQUESTS_SCHEMA = REQUESTS.schema
+SPANS_SCHEMA = SPANS.schema
+
+SECOND = 1_000_000_000
+DAY = 86_400 * SECOND
+YEAR_2015 = 1_420_070_400 * SECOND
+LATEST = 2**63 - 1
+"""The last time kept, in 2262: later ones are moved there and marked `clock_skew`."""
+SKEW = 300 * SECOND
+LONGEST = 10**18
+"""Nanoseconds that no longer fit decimal(18, 9): 31.7 years."""
+
+
+@dataclass(frozen=True)
+class Common:
+    """What rows of both tables have. Times are epoch nanoseconds; ``resource`` counts into ``resources``.
+
+    Parent ids are null for roots.
+    """
+
+    start: npt.NDArray[np.uint64]
+    end: npt.NDArray[np.uint64]
+    trace_id: pa.Array
+    span_id: pa.Array
+    parent_span_id: pa.Array
+    resource: npt.NDArray[np.int64]
+    resources: Sequence[Resource]
+    received_ns: int
+
+
+def measure(seconds: npt.NDArray[np.float64]) -> Measure:
+    """Seconds as integer nanoseconds, half to even.
+
+    NaN, the infinities and anything of 1e9 seconds or more are not known.
+    The product is exact to 2^-50 ns: the fraction is split so that no bit is lost before rounding.
+    """
+    known = np.abs(seconds) < LONGEST // SECOND
+    value = np.where(known, seconds, 0.0)
+    whole = np.floor(value)
+    fraction = value - whole
+    high = np.floor(fraction * 2**26) / 2**26
+    large, small = high * SECOND, (fraction - high) * SECOND
+    floor_large = np.floor(large)
+    rest = (large - floor_large) + small
+    nanoseconds = whole.astype(np.int64) * SECOND + floor_large.astype(np.int64)
+    even = np.rint(rest)
+    tie = np.abs(rest - np.floor(rest) - 0.5) == 0
+    if tie.any():
+        down = np.floor(rest)
+        even = np.where(tie, down + (nanoseconds + down.astype(np.int64)) % 2, even)
+    return Measure(nanoseconds + even.astype(np.int64), known)
+
+
+def seconds_array(values: Measure) -> pa.Array:
+    """Nanoseconds as decimal(18, 9) seconds, null where unknown."""
+    rows = len(values.nanoseconds)
+    words = np.empty((rows, 2), dtype="<i8")
+    words[:, 0] = values.nanoseconds
+    words[:, 1] = values.nanoseconds >> 63
+    validity = None if values.known.all() else pa.array(values.known).buffers()[1]
+    return pa.Array.from_buffers(SECONDS, rows, [validity, pa.py_buffer(words)])
+
+
+def _time(nanoseconds: Nanoseconds) -> pa.Array:
+    return pa.array(nanoseconds // 1000).view(TIME)
+
+
+def _clamped(nanoseconds: npt.NDArray[np.uint64]) -> tuple[Nanoseconds, Mask]:
+    late = nanoseconds > LATEST
+    return np.minimum(nanoseconds, np.uint64(LATEST)).astype(np.int64), late
+
+
+def _shared_columns(common: Common) -> tuple[dict[str, pa.Array], TimeFlags]:
+    received = common.received_ns
+    start, start_late = _clamped(common.start)
+    end, end_late = _clamped(common.end)
+    plausible = (start >= YEAR_2015) & (start <= received + DAY)
+    flags = TimeFlags(
+        end_before_start=common.end < common.start,
+        clock_skew=(start < YEAR_2015) | (start > received + SKEW) | start_late | end_late,
+    )
+    index = pa.array(common.resource)
+    named = {
+        "service_name": [r.service_name for r in common.resources],
+        "service_instance_id": [r.service_instance_id for r in common.resources],
+        "shard": [r.shard for r in common.resources],
+        "model": [r.model for r in common.resources],
+        "resource_attributes": [r.attributes for r in common.resources],
+    }
+    columns = {name: pa.array(values, TEXT).take(index) for name, values in named.items()}
+    columns |= {
+        "day": pa.array((np.where(plausible, start, received) // DAY).astype(np.int32)).view(DATE),
+        "start_time": _time(start),
+        "end_time": _time(end),
+        "trace_id": common.trace_id,
+        "span_id": common.span_id,
+        "parent_span_id": common.parent_span_id,
+        "received_time": _time(np.full(len(start), received, dtype=np.int64)),
+    }
+    return columns, flags
+
+
+def requests_table(common: Common, measures: dict[str, Measure], columns: dict[str, pa.Array]) -> pa.Table:
+    """Rows of ``requests``: ``measures`` are the duration columns, ``columns`` the others that the spans gave.
+
+    Columns that nobody gave are null.
+    """
+    shared, flags = _shared_columns(common)
+    rows = len(common.start)
+    known = {name: np.asarray(values.is_valid()) for name, values in columns.items() if name.endswith("_tokens")}
+    shared |= columns
+    shared |= {name: seconds_array(values) for name, values in measures.items()}
+    shared["source"] = pa.repeat(pa.scalar("stock", TEXT), rows)
+    shared["quality"] = request_quality(flags, measures, known)
+    return _table(REQUESTS_SCHEMA, shared, rows)
+
+
+def spans_table(common: Common, startup: Mask, columns: dict[str, pa.Array]) -> pa.Table:
+    """Rows of ``spans``: ``startup`` marks those of vLLM's start, ``columns`` are what the spans gave."""
+    shared, flags = _shared_columns(common)
+    del shared["model"]
+    forward = common.end >= common.start
+    span = np.where(forward, common.end - common.start, common.start - common.end)
+    known = span < np.uint64(LONGEST)
+    size = np.where(known, span, np.uint64(0)).astype(np.int64)
+    shared |= columns
+    shared["duration_seconds"] = seconds_array(Measure(np.where(forward, size, -size), known))
+    shared["quality"] = span_quality(flags, startup)
+    return _table(SPANS_SCHEMA, shared, len(common.start))
+
+
+def _table(schema: pa.Schema, columns: dict[str, pa.Array], rows: int) -> pa.Table:
+    arrays = [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def ids_array(values: Sequence[bytes | None]) -> pa.Array:
+    """Ids, null where there is none."""
+    return pa.array(values, BYTES)
