@@ -27,7 +27,7 @@ from vllm_slo.exporters.conventions import (
 from vllm_slo.exporters.otlp import numbers
 from vllm_slo.exporters.otlp.clean import prompt_text
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
-from vllm_slo.exporters.otlp.refusals import Refusals, bad_id
+from vllm_slo.exporters.otlp.refusals import NO_SPAN, Refusals, bad_id
 from vllm_slo.exporters.otlp.resources import Resource, is_vllm_scope, resource_of
 from vllm_slo.exporters.otlp.rows import Common, ids_array, measure, requests_table, spans_table
 from vllm_slo.exporters.otlp.salvage import salvage
@@ -71,7 +71,8 @@ class _Rows:
         self.end.append(span.end_time_unix_nano)
         self.trace_id.append(span.trace_id)
         self.span_id.append(span.span_id)
-        self.parent_span_id.append(span.parent_span_id or None)
+        parent = span.parent_span_id
+        self.parent_span_id.append(parent if parent and parent != NO_SPAN else None)
         self.resource.append(resource)
 
     def common(self, resources: list[Resource], received_ns: int) -> Common:
