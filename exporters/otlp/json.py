@@ -36,7 +36,7 @@ from vllm_slo.exporters.otlp.json_fields import (
     string,
 )
 from vllm_slo.exporters.otlp.json_values import attributes
-from vllm_slo.exporters.otlp.refusals import Refusals
+from vllm_slo.exporters.otlp.refusals import Refusals, named
 
 _ROOTS = ("resourceSpans", "resource_spans")
 _SCOPE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "instrumentation_library_spans")
@@ -189,4 +189,4 @@ def _body_error(place: str, value: Any, allowed: str) -> BodyError:
 
 def _name(member: Any) -> str:
     name = member.get("name") if isinstance(member, dict) else None
-    return f" ({name[:80]!r})" if isinstance(name, str) else ""
+    return named(name) if isinstance(name, str) else ""

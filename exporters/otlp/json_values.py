@@ -20,7 +20,7 @@ from vllm_slo.exporters.otlp.json_fields import (
 )
 
 DEEPEST = 24
-"""Levels of arrays and key-value lists in one attribute. Protobuf stops at 100 messages, a key-value list takes three."""
+"""Levels of arrays and key-value lists in an attribute. Protobuf allows 100 messages; a key-value list takes three."""
 
 
 def attributes(owner: Object, into: Any, depth: int = 0, name: str = "attributes") -> None:

@@ -27,7 +27,7 @@ from vllm_slo.exporters.conventions import (
 from vllm_slo.exporters.otlp import numbers
 from vllm_slo.exporters.otlp.clean import prompt_text
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
-from vllm_slo.exporters.otlp.refusals import NO_SPAN, Refusals, bad_id
+from vllm_slo.exporters.otlp.refusals import NO_SPAN, Refusals, bad_id, named
 from vllm_slo.exporters.otlp.resources import Resource, is_vllm_scope, resource_of
 from vllm_slo.exporters.otlp.rows import Common, ids_array, measure, requests_table, spans_table
 from vllm_slo.exporters.otlp.salvage import salvage
@@ -210,7 +210,7 @@ def _refuse(scope: Any, place: str, refusals: Refusals) -> None:
         bad = bad_id(span)
         if bad:
             reason, wrong = bad
-            refusals.add(reason, f"{place}.spans[{position}] ({span.name[:80]!r}): {wrong}")
+            refusals.add(reason, f"{place}.spans[{position}]{named(span.name)}: {wrong}")
             refused.append(position)
     if len(refused) == len(scope.spans):
         del scope.spans[:]

@@ -33,7 +33,10 @@ class Refusals:
 
 
 def bad_id(span: Any) -> tuple[str, str] | None:
-    """(reason, what is wrong) for the first unusable id of a protobuf span, None when all are good."""
+    """(reason, what is wrong) for the first unusable id of a protobuf span, None when all are good.
+
+    Links may be all zero: the specification lets SDKs record a link whose target has no valid id.
+    """
     trace_id, span_id, parent = span.trace_id, span.span_id, span.parent_span_id
     if len(trace_id) != 16 or trace_id == NO_TRACE:
         return "invalid_trace_id", _wrong("trace_id", trace_id, 16)
@@ -42,13 +45,23 @@ def bad_id(span: Any) -> tuple[str, str] | None:
     if parent and len(parent) != 8:
         return "invalid_parent_span_id", f"parent_span_id has {len(parent)} bytes; none or 8 are needed"
     for position, link in enumerate(span.links):
-        if len(link.trace_id) != 16 or link.trace_id == NO_TRACE:
-            return "invalid_link_trace_id", _wrong(f"links[{position}].trace_id", link.trace_id, 16)
-        if len(link.span_id) != 8 or link.span_id == NO_SPAN:
-            return "invalid_link_span_id", _wrong(f"links[{position}].span_id", link.span_id, 8)
+        if len(link.trace_id) != 16:
+            return "invalid_link_trace_id", _sized(f"links[{position}].trace_id", link.trace_id, 16)
+        if len(link.span_id) != 8:
+            return "invalid_link_span_id", _sized(f"links[{position}].span_id", link.span_id, 8)
     return None
 
 
+def named(name: str) -> str:
+    """A span name for a message: short, and left out when it is empty or not plain text."""
+    return f" ({name[:80]!r})" if name and name.isprintable() else ""
+
+
 def _wrong(field: str, value: bytes, size: int) -> str:
-    found = f"has {len(value)} bytes" if len(value) != size else "is all zero"
-    return f"{field} {found}; {size} bytes that are not all zero are needed"
+    if len(value) == size:
+        return f"{field} is all zero; {size} bytes that are not all zero are needed"
+    return _sized(field, value, size)
+
+
+def _sized(field: str, value: bytes, size: int) -> str:
+    return f"{field} has {len(value)} bytes; {size} are needed"
