@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 
 def vllm_slo(lake: Path, *arguments: str, timeout: float = 180) -> str:
@@ -28,3 +33,58 @@ def query(lake: Path, sql: str) -> list[dict[str, Any]]:
 def import_files(lake: Path, files: Sequence[Path]) -> None:
     """Imports recordings."""
     vllm_slo(lake, "import", *(str(file) for file in files))
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Up:
+    """`vllm-slo up` without the app, on ports of its own; can be stopped and started again."""
+
+    def __init__(self, lake: Path, log: Path, *arguments: str) -> None:
+        self.grpc_port, self.http_port = free_port(), free_port()
+        self._log = log
+        self._command = [
+            *(sys.executable, "-m", "vllm_slo", "--lake", str(lake), "up", "--no-app"),
+            *("--grpc", f"127.0.0.1:{self.grpc_port}", "--http", f"127.0.0.1:{self.http_port}"),
+            *arguments,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                if httpx.get(f"http://127.0.0.1:{self.http_port}/healthz", timeout=2).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+        self.stop()
+        raise AssertionError(f"`up` does not answer; the end of its log:\n{self._log.read_text()[-3000:]}")
+
+    def stop(self) -> int:
+        """Asks it to end, as Ctrl-C does; its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            return self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Started at the beginning, stopped at the end."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()

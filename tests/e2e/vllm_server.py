@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,13 +50,6 @@ class VllmServer:
     log: Path
 
 
-def free_port() -> int:
-    """A TCP port of the loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def build_model(python: str, folder: Path) -> Path:
     """The folder of the model's configuration and tokenizer, made on first use; weights are drawn by vLLM itself."""
     done = folder / ".complete"
@@ -77,6 +69,7 @@ def serve(
     model: Path,
     log: Path,
     *,
+    port: int,
     otlp_endpoint: str,
     instance: str = "general-0",
     shard: str = "general",
@@ -84,7 +77,6 @@ def serve(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[VllmServer]:
     """Starts a server that sends its spans to ``otlp_endpoint``, waits until it is healthy, stops it at the end."""
-    port = free_port()
     command = [
         *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--served-model-name", MODEL_NAME, "--load-format", "dummy", "--host", "127.0.0.1", "--port", str(port)),
