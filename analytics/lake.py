@@ -1,0 +1,538 @@
+"""The lake: one Delta table for each table of the schema, on a local folder or an object store.
+
+Delta keeps the schema version as the table property ``vllm_slo.schemaVersion`` (part of the table's metadata, so it
+survives checkpoints and log clean-up). Data files are written here and committed with Delta's own transaction protocol;
+any other engine that reads Delta reads the same rows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as fs
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from vllm_slo.analytics import parquet
+from vllm_slo.exporters.errors import SloError
+from vllm_slo.exporters.schema import SCHEMA_VERSION, TABLES, Table
+
+VERSION_PROPERTY = "vllm_slo.schemaVersion"
+PROPERTIES: dict[str, str] = {
+    "delta.checkpointInterval": "20",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.dataSkippingNumIndexedCols": "3",
+}
+"""A commit's cost grows by 0.08 ms for each commit since the last checkpoint and a checkpoint costs about 25 ms, so 20
+is near the minimum (8 ms a commit). Old log entries are removed by maintenance, not while the receiver commits."""
+
+Writer = tuple[str, int]
+"""Application id and its ascending number: a Delta application transaction."""
+
+_APPLICATION = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_PART = re.compile(r"part-(?P<app>[A-Za-z0-9._-]{1,128})-(?P<number>\d+)-[0-9a-f]{16}\.parquet")
+
+
+class LakeError(SloError):
+    """A lake that cannot be opened, read or written, with the cure."""
+
+
+class CommitConflict(LakeError):
+    """Somebody else committed first; look again and retry. Nothing was written."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One live Parquet file of a table; times are those of the table's time column (null if unknown)."""
+
+    path: str
+    uri: str
+    size_bytes: int
+    rows: int
+    partition: tuple[tuple[str, str], ...]
+    low: datetime | None
+    high: datetime | None
+
+    @property
+    def writer(self) -> Writer | None:
+        """Who appended the file; null for files that maintenance rewrote or that were appended without a writer."""
+        match = _PART.fullmatch(self.path.rpartition("/")[2])
+        return (match["app"], int(match["number"])) if match else None
+
+
+@dataclass(frozen=True)
+class TableStats:
+    """Size of one table; ``last_commit`` is null for a table that was never written to."""
+
+    rows: int
+    files: int
+    size_bytes: int
+    version: int
+    last_commit: datetime | None
+
+
+class Lake:
+    """Handles on the tables, kept warm: a refresh reads only what was committed since the last one.
+
+    Safe to share between threads. Any number of processes may hold a lake on the same place.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tables: Mapping[str, Table],
+        handles: dict[str, DeltaTable],
+        *,
+        writable: bool,
+        options: dict[str, str],
+    ) -> None:
+        self.path = path
+        self.is_local = "://" not in path
+        self.tables = tables
+        self.writable = writable
+        self._handles = handles
+        self._options = options
+        self._locks = {name: RLock() for name in tables}
+        self._files: dict[str, tuple[int, list[DataFile]]] = {}
+        self._filesystem, self._root = _filesystem(path)
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        create: bool = True,
+        *,
+        tables: Sequence[Table] = TABLES,
+        version: int = SCHEMA_VERSION,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> Lake:
+        """The lake at a folder or URL.
+
+        ``create``: missing tables are made and older ones upgraded. Without it nothing is ever written: the lake must
+        be there, columns newer than it are absent.
+        Object stores take their credentials from ``storage_options`` or the environment, as Delta and Arrow do.
+        Raises LakeError for a place that cannot be a lake and for a lake newer than this program.
+        """
+        path = _absolute(location)
+        options = dict(storage_options or {})
+        if "://" not in path:
+            _check_folder(Path(path), create)
+        handles: dict[str, DeltaTable] = {}
+        for table in tables:
+            uri = f"{path}/{table.name}"
+            handle = _load(uri, options)
+            if handle is None and not create:
+                raise LakeError(
+                    f"{path}: there is no lake here (table `{table.name}` is missing); name the right place with --lake "
+                    "or VLLM_SLO_LAKE, or make one with `vllm-slo up` or `vllm-slo import`"
+                )
+            if handle is None:
+                handle = _make(uri, table, version, options)
+            found = _schema_version(handle, uri)
+            if found > version:
+                raise LakeError(
+                    f"{uri}: schema version {found}, this vllm-slo knows {version}; "
+                    "upgrade vllm-slo (pip install --upgrade vllm-slo) or use another lake"
+                )
+            if create and found < version:
+                _upgrade(handle, table, version)
+            handles[table.name] = handle
+        return cls(path, {t.name: t for t in tables}, handles, writable=create, options=options)
+
+    def refresh(self, table: str) -> int:
+        """Take in what others committed to a table; its Delta version."""
+        with self._locks[table]:
+            handle = self._handles[table]
+            try:
+                handle.update_incremental()
+            except TableNotFoundError as error:
+                raise LakeError(
+                    f"{self.path}/{table}: the table is gone: {_first_line(error)}; restart with the lake in place"
+                ) from error
+            except (DeltaError, OSError):
+                handle = _load(f"{self.path}/{table}", self._options) or handle
+                self._handles[table] = handle
+            return int(handle.version())
+
+    def applied(self, table: str, app: str) -> int | None:
+        """The highest number that an application has committed to a table; null for none."""
+        with self._locks[table]:
+            self.refresh(table)
+            return self._applied(table, app)
+
+    def append(
+        self,
+        table: str,
+        rows: pa.Table,
+        writer: Writer | None = None,
+        *,
+        alone: str | None = None,
+        checked_version: int | None = None,
+    ) -> bool:
+        """Commit rows in one transaction, sorted by time, one file a partition; false if the writer's number was applied.
+
+        ``writer``: application id and number. An application must append its numbers in ascending order: a number at
+        or below the last one committed is taken for a replay and changes nothing.
+        ``alone`` with ``checked_version``: commit only if no append with the same ``alone`` came after that version of
+        the table, else raise CommitConflict. So what was concluded from the table still holds when the rows enter it.
+        Rows must have the columns of the table; none at all still records the writer.
+        When it returns, files and commit are on disk (local lakes: fsync).
+        """
+        definition = self._writable(table)
+        if writer is not None and not _APPLICATION.fullmatch(writer[0]):
+            raise LakeError(f"writer {writer[0]!r}: an application id is 1 to 128 of A-Z a-z 0-9 . _ -; rename it")
+        with self._locks[table]:
+            handle = self._handles[table]
+            if checked_version is None:
+                self.refresh(table)
+            elif int(handle.version()) != checked_version:
+                raise CommitConflict(f"{self.path}/{table}: moved on since version {checked_version}; check again")
+            if writer is not None and self._is_applied(table, writer):
+                return False
+            stem = f"part-{writer[0]}-{writer[1]:010d}" if writer else "part"
+            added = self._write_files(definition, rows, stem, {})
+            marks = [Transaction(*writer)] if writer else []
+            if alone is not None:
+                marks.append(Transaction(alone, int(handle.version())))
+            try:
+                self._commit(definition, [add for add, _ in added], marks)
+            except CommitConflict:
+                self._discard(definition, [add.path for add, _ in added])
+                self.refresh(table)
+                if writer is not None and self._is_applied(table, writer):
+                    return False
+                raise
+            return True
+
+    def replace(
+        self,
+        table: str,
+        old: Sequence[DataFile],
+        rows: pa.Table | None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        same_rows: bool,
+    ) -> list[DataFile]:
+        """Put rows in the place of whole files in one transaction; the new files.
+
+        Appends that happen meanwhile are untouched. Raises CommitConflict, with nothing changed, if one of the files
+        is no longer live. ``same_rows``: the logical content does not change (compaction), so that stream readers of
+        the table skip the commit. The old files stay on disk for readers that hold them, until vacuum.
+        """
+        definition = self._writable(table)
+        added = self._write_files(definition, rows, "merged", metadata or {}, data_change=not same_rows) if rows else []
+        now = _milliseconds(time.time())
+        removes = [RemoveAction(f.path, not same_rows, now, f.size_bytes, dict(f.partition)) for f in old]
+        with self._locks[table]:
+            self.refresh(table)
+            live = {f.path for f in self.data_files(table)}
+            try:
+                if gone := [f.path for f in old if f.path not in live]:
+                    raise CommitConflict(f"{self.path}/{table}: {gone[0]} is no longer live; look again")
+                self._commit(definition, [*(add for add, _ in added), *removes], [])
+            except CommitConflict:
+                self._discard(definition, [add.path for add, _ in added])
+                raise
+        return [file for _, file in added]
+
+    def data_files(self, table: str) -> list[DataFile]:
+        """The live files of the table as of the last refresh, oldest rows first."""
+        with self._locks[table]:
+            handle = self._handles[table]
+            at = int(handle.version())
+            if table not in self._files or self._files[table][0] != at:
+                self._files[table] = (at, self._list(self.tables[table], handle))
+            return list(self._files[table][1])
+
+    def files(self, table: str) -> list[str]:
+        """Absolute paths (local lakes) or URLs of the live Parquet files, refreshed, oldest rows first."""
+        with self._locks[table]:
+            self.refresh(table)
+            return [f.uri for f in self.data_files(table)]
+
+    def read(self, table: str, files: Iterable[DataFile], columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of some files in the table's columns, partition columns filled in, file by file in the order given.
+
+        Columns that a file does not have yet are null.
+        """
+        definition = self.tables[table]
+        wanted = list(columns) if columns is not None else [c.name for c in definition.columns]
+        schema = pa.schema([definition.schema.field(name) for name in wanted])
+        parts = [
+            parquet.read(self._filesystem, self._file_path(table, f.path), definition, wanted, dict(f.partition))
+            for f in files
+        ]
+        return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def filesystem(self, table: str, file: DataFile) -> tuple[fs.FileSystem, str]:
+        """Where Arrow finds a file."""
+        return self._filesystem, self._file_path(table, file.path)
+
+    def table_stats(self) -> dict[str, TableStats]:
+        """Size of each table, from the Delta logs alone."""
+        stats = {}
+        for name in self.tables:
+            with self._locks[name]:
+                version = self.refresh(name)
+                files = self.data_files(name)
+                history = self._handles[name].history(1)
+            stamp = history[0].get("timestamp") if history and version > 0 else None
+            stats[name] = TableStats(
+                rows=sum(f.rows for f in files),
+                files=len(files),
+                size_bytes=sum(f.size_bytes for f in files),
+                version=version,
+                last_commit=datetime.fromtimestamp(stamp / 1000, UTC) if stamp else None,
+            )
+        return stats
+
+    def with_handle(self, table: str, action: Callable[[DeltaTable], object]) -> None:
+        """Run a maintenance operation of Delta (vacuum, checkpoint, log clean-up) on the refreshed table."""
+        self._writable(table)
+        with self._locks[table]:
+            self.refresh(table)
+            action(self._handles[table])
+
+    def _writable(self, table: str) -> Table:
+        if not self.writable:
+            raise LakeError(f"{self.path}: opened for reading; open it with create=True to write `{table}`")
+        if table not in self.tables:
+            raise LakeError(f"`{table}` is no table of the lake; the tables are {', '.join(self.tables)}")
+        return self.tables[table]
+
+    def _applied(self, table: str, app: str) -> int | None:
+        return self._handles[table].transaction_version(app)
+
+    def _is_applied(self, table: str, writer: Writer) -> bool:
+        highest = self._applied(table, writer[0])
+        return highest is not None and highest >= writer[1]
+
+    def _file_path(self, table: str, path: str) -> str:
+        return f"{self._root}/{table}/{path}"
+
+    def _write_files(
+        self,
+        table: Table,
+        rows: pa.Table,
+        stem: str,
+        metadata: Mapping[str, str],
+        *,
+        data_change: bool = True,
+    ) -> list[tuple[AddAction, DataFile]]:
+        written = []
+        for values, part in parquet.partitions(_in_columns(rows, table), table):
+            folder = "".join(f"{column}={value}/" for column, value in values.items())
+            path = f"{folder}{stem}-{uuid.uuid4().hex[:16]}.parquet"
+            target = self._file_path(table.name, path)
+            size = parquet.write(self._filesystem, target, part, table, metadata)
+            if self.is_local:
+                _fsync(Path(target))
+                _fsync(Path(target).parent)
+            stats = parquet.delta_statistics(part, table.time_column)
+            add = AddAction(path, size, values, _milliseconds(time.time()), data_change, stats)
+            extremes = pc.min_max(part[table.time_column])
+            file = DataFile(
+                path,
+                self._uri(table.name, path),
+                size,
+                part.num_rows,
+                tuple(values.items()),
+                extremes["min"].as_py(),
+                extremes["max"].as_py(),
+            )
+            written.append((add, file))
+        return written
+
+    def _commit(self, table: Table, actions: list[AddAction | RemoveAction], marks: list[Transaction]) -> None:
+        handle = self._handles[table.name]
+        before = int(handle.version())
+        try:
+            handle.create_write_transaction(
+                actions,
+                "append",
+                handle.schema(),
+                list(table.partition_by),
+                commit_properties=CommitProperties(app_transactions=marks),
+            )
+        except CommitFailedError as error:
+            raise CommitConflict(f"{self.path}/{table.name}: {_first_line(error)}; look again and retry") from error
+        except (DeltaError, OSError) as error:
+            raise LakeError(
+                f"{self.path}/{table.name}: the commit failed: {_first_line(error)}; check space and permissions there"
+            ) from error
+        if self.is_local:
+            self._fsync_log(table.name, before + 1)
+
+    def _fsync_log(self, table: str, version: int) -> None:
+        log = Path(self.path, table, "_delta_log")
+        while (entry := log / f"{version:020d}.json").exists():
+            _fsync(entry)
+            version += 1
+        _fsync(log)
+
+    def _discard(self, table: Table, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._filesystem.delete_file(self._file_path(table.name, path))
+
+    def _uri(self, table: str, path: str) -> str:
+        return f"{self.path}/{table}/{path}"
+
+    def _list(self, table: Table, handle: DeltaTable) -> list[DataFile]:
+        actions = pa.table(handle.get_add_actions(flatten=True))
+        if actions.num_rows == 0:
+            return []
+        names = set(actions.column_names)
+        low, high = f"min.{table.time_column}", f"max.{table.time_column}"
+        empty: list[None] = [None] * actions.num_rows
+        lows = actions[low].to_pylist() if low in names else empty
+        highs = actions[high].to_pylist() if high in names else empty
+        parts = [[str(v) for v in actions[f"partition.{column}"].to_pylist()] for column in table.partition_by]
+        files = [
+            DataFile(
+                path,
+                self._uri(table.name, path),
+                size,
+                rows or 0,
+                tuple(zip(table.partition_by, (part[i] for part in parts), strict=True)),
+                lows[i],
+                highs[i],
+            )
+            for i, (path, size, rows) in enumerate(
+                zip(
+                    actions["path"].to_pylist(),
+                    actions["size_bytes"].to_pylist(),
+                    actions["num_records"].to_pylist(),
+                    strict=True,
+                )
+            )
+        ]
+        return sorted(files, key=lambda f: (f.low is not None, f.low, f.path) if f.low else (False, None, f.path))
+
+
+def _absolute(location: str | os.PathLike[str]) -> str:
+    text = os.fspath(location)
+    return text.rstrip("/") if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
+    if "://" not in path:
+        return fs.LocalFileSystem(), path
+    try:
+        filesystem, root = fs.FileSystem.from_uri(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise LakeError(
+            f"{path}: {_first_line(error)}; a lake is a folder or an s3://, gs://, abfs:// or file:// URL"
+        ) from error
+    return filesystem, root.rstrip("/")
+
+
+def _check_folder(path: Path, create: bool) -> None:
+    if path.is_file():
+        raise LakeError(f"{path}: is a file; a lake is a folder: name another place with --lake or VLLM_SLO_LAKE")
+    if not path.is_dir() and not create:
+        raise LakeError(
+            f"{path}: there is no lake here; name the right place with --lake or VLLM_SLO_LAKE, "
+            "or make one with `vllm-slo up` or `vllm-slo import`"
+        )
+    if create:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LakeError(f"{path}: cannot be made: {error.strerror}; choose a place that can be written") from error
+
+
+def _load(uri: str, options: dict[str, str]) -> DeltaTable | None:
+    try:
+        return DeltaTable(uri, storage_options=options or None)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise LakeError(
+            f"{uri}: the table cannot be read: {_first_line(error)}; restore {uri}/_delta_log from a backup, "
+            "check the credentials of an object store, or move the table away to begin a new one"
+        ) from error
+
+
+def _make(uri: str, table: Table, version: int, options: dict[str, str]) -> DeltaTable:
+    try:
+        DeltaTable.create(
+            uri,
+            schema=Schema.from_arrow(table.schema),
+            mode="ignore",
+            partition_by=list(table.partition_by),
+            name=table.name,
+            description=table.description,
+            configuration={**PROPERTIES, VERSION_PROPERTY: str(version)},
+            storage_options=options or None,
+            raise_if_key_not_exists=False,
+        )
+    except (DeltaError, OSError) as error:
+        raise LakeError(
+            f"{uri}: the table cannot be made: {_first_line(error)}; check space and permissions there"
+        ) from error
+    handle = _load(uri, options)
+    if handle is None:
+        raise LakeError(f"{uri}: the table was made and is not there; check that nothing removes files from the lake")
+    return handle
+
+
+def _schema_version(handle: DeltaTable, uri: str) -> int:
+    text = handle.metadata().configuration.get(VERSION_PROPERTY)
+    if text is None or not text.isdigit():
+        raise LakeError(
+            f"{uri}: a Delta table that vllm-slo did not make (property {VERSION_PROPERTY} is {text!r}); "
+            "use another place for the lake"
+        )
+    return int(text)
+
+
+def _upgrade(handle: DeltaTable, table: Table, version: int) -> None:
+    """Add the columns that the table lacks (null in older rows), then record the version.
+
+    Killed in between, the next opening finishes the work: what is there is not added again.
+    """
+    present = {field.name for field in handle.schema().fields}
+    missing = [pa.field(c.name, c.type) for c in table.columns if c.name not in present]
+    if missing:
+        handle.alter.add_columns(list(Schema.from_arrow(pa.schema(missing)).fields))
+    handle.alter.set_table_properties({VERSION_PROPERTY: str(version)}, raise_if_not_exists=False)
+    handle.update_incremental()
+
+
+def _in_columns(rows: pa.Table, table: Table) -> pa.Table:
+    if rows.schema.names == table.schema.names:
+        return rows
+    if absent := [c.name for c in table.columns if c.name not in rows.schema.names]:
+        raise LakeError(
+            f"rows for `{table.name}` lack {', '.join(absent)}; they need exactly the columns of the schema"
+        )
+    return rows.select(table.schema.names)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
