@@ -47,7 +47,8 @@ def _load(folder: Path, lake: Path) -> Recording:
         "select request_id, shard, bucket, service_instance_id, quality, prompt_tokens, completion_tokens,"
         " epoch_us(start_time) / 1e6 as start, time_to_first_token_seconds::double as ttft,"
         " request_duration_seconds::double as duration, (frontend_seconds + queue_seconds + prefill_seconds"
-        " + decode_seconds + residual_seconds = request_duration_seconds) as exact from requests",
+        " + decode_seconds + residual_seconds = request_duration_seconds) as exact,"
+        " (frontend_seconds + residual_seconds)::double as outside from requests",
     )
     by_id = {row["request_id"]: row for row in rows}
     assert len(by_id) == len(rows), "a request is in the lake twice"
@@ -89,6 +90,7 @@ def test_tokens_bucket_and_shard_are_what_the_client_asked_for(recordings: dict[
         assert row["shard"] == row["service_instance_id"] == recording.ports[request["url"].rsplit(":", 1)[1]]
         assert row["quality"] is None
         assert row["exact"] is True
+        assert row["outside"] > 0, "the engine core was busy with a request for longer than the request lasted"
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

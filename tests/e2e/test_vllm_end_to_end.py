@@ -1,4 +1,4 @@
-"""A real vLLM sends its spans to `vllm-slo up`; every request that was sent is found again, with what the client saw."""
+"""A real vLLM sends its spans to `vllm-slo up`; every request sent is found again, with what its client saw."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def send_all(url: str, prefix: str, sizes: list[tuple[int, int]]) -> list[Answer
 def rows_of(system: System, prefix: str, expected: int) -> dict[str, dict[str, Any]]:
     """Rows whose id begins with the prefix, as soon as there are as many as expected."""
     sql = f"""
-        select request_id, trace_id, span_id, parent_span_id, source, shard, model, service_instance_id, bucket, quality,
-               prompt_tokens, completion_tokens, max_tokens, epoch_us(start_time) / 1e6 as start,
+        select request_id, trace_id, span_id, parent_span_id, source, shard, model, service_instance_id, bucket,
+               quality, prompt_tokens, completion_tokens, max_tokens, epoch_us(start_time) / 1e6 as start,
                time_to_first_token_seconds::double as ttft, request_duration_seconds::double as duration,
                queue_seconds::double as queue, prefill_seconds::double as prefill, decode_seconds::double as decode,
                frontend_seconds::double as frontend, residual_seconds::double as residual,
@@ -129,9 +129,10 @@ def test_the_phases_of_every_request_sum_to_its_duration_exactly(rows: dict[str,
     for row in rows.values():
         assert row["exact"] is True
         assert min(row["queue"], row["prefill"], row["decode"]) >= 0
-        # The two processes note one moment a little apart, so the parts between their clocks may dip below zero.
-        assert row["frontend"] > -0.005
-        assert row["residual"] > -0.005
+        # The residual alone is below zero when the last token was handed over faster than the first; the time
+        # outside the engine core as a whole never is.
+        assert row["frontend"] > 0
+        assert row["frontend"] + row["residual"] > 0
 
 
 def test_times_agree_with_the_client_within_the_part_no_span_covers(
