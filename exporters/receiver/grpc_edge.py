@@ -1,8 +1,8 @@
 """OTLP/gRPC: the trace service on one port, with the standard health service.
 
 Bodies arrive as bytes and go to the intake untouched. gRPC bounds them by ``Limits.body_bytes`` as they travel and
-again as they are unpacked. Senders that are pushed back find RetryInfo in ``grpc-status-details-bin`` (OTLP specification)
-and in ``google.rpc.retryinfo-bin`` (where OpenTelemetry's Python exporter looks).
+again as they are unpacked. Who is pushed back finds RetryInfo in ``grpc-status-details-bin``, as OTLP specifies,
+and in ``google.rpc.retryinfo-bin``, where OpenTelemetry's Python exporter looks.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ async def _body(request: Request, content_type: str, limits: Limits) -> bytes:
     if encoding == "identity":
         return body
     try:
-        return await unzip(body, limits.decompressed_bytes)
+        return await unzip(body, limits.body_bytes)
     except TooLargeError as error:
         raise _Refusal(413, rpc.INVALID_ARGUMENT, str(error), "decompressed_too_large") from error
     except ValueError as error:

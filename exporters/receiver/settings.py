@@ -19,7 +19,7 @@ class ReceiverError(SloError):
 class Limits:
     """Bounds on what the receiver takes in; beyond them senders are refused or asked to come again.
 
-    ``body_bytes`` bounds a request as it travels, ``decompressed_bytes`` what gzip makes of it. ``pending_bytes`` and
+    ``body_bytes`` bounds a request as it travels and once more what unpacking makes of it. ``pending_bytes`` and
     ``requests_in_flight`` bound what waits for an answer, of both protocols together. Spans are taken while the spool
     is under ``spool_bytes`` and its disk has ``free_bytes`` free (room for the lake to commit what is spooled).
     A segment is sealed at ``segment_bytes`` or ``segment_seconds`` after its first record. ``table_bytes`` of decoded
@@ -27,7 +27,6 @@ class Limits:
     """
 
     body_bytes: int = 16 * MIB
-    decompressed_bytes: int = 64 * MIB
     pending_bytes: int = 256 * MIB
     requests_in_flight: int = 256
     spool_bytes: int = 4096 * MIB

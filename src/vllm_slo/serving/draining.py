@@ -1,0 +1,163 @@
+"""The thread between spool and lake: sealed segments in order, each committed exactly once, then removed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from vllm_slo.exporters.errors import SloError
+from vllm_slo.exporters.otlp.decoded import Decoder, DecodeSettings
+from vllm_slo.exporters.receiver import tally as counts
+from vllm_slo.exporters.receiver.spool import Spool
+from vllm_slo.exporters.receiver.tally import Tally
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_SECONDS = 10.0
+_UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError)
+"""What is raised by rows that no later try will make fit (Arrow's conversion errors are among them)."""
+_UNFIT_TRIES = 3
+
+Commit = Callable[[str, int, pa.Table, pa.Table], int]
+"""(spool id, segment number, requests, spans) -> duplicates left out; every row committed exactly once."""
+
+
+class Rows(Protocol):
+    """Where decoded rows of a segment may still be in memory, and the signal that a segment is ready."""
+
+    settings: DecodeSettings
+    sealed: threading.Event
+
+    def tables(self, number: int) -> tuple[pa.Table, pa.Table] | None:
+        """Rows of a segment, once."""
+
+
+class Draining:
+    """Moves what ``spool`` holds into the lake until stopped.
+
+    A lake that fails is tried again, with pauses that grow to ten seconds; meanwhile the spool fills and senders are
+    pushed back at its limit. A segment that cannot be decoded, or whose rows the lake cannot hold, goes to quarantine.
+    ``saved`` is where the tally is kept every ``save_seconds``.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        rows: Rows,
+        decode: Decoder,
+        commit: Commit,
+        tally: Tally,
+        saved: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        save_seconds: float = 5.0,
+    ) -> None:
+        self.committed_time: float | None = None
+        self._spool = spool
+        self._rows = rows
+        self._decode = decode
+        self._commit = commit
+        self._tally = tally
+        self._saved = saved
+        self._clock = clock
+        self._save_seconds = save_seconds
+        self._save_due = 0.0
+        self._ending = threading.Event()
+        self._deadline = float("inf")
+        self._thread = threading.Thread(target=self._run, name="draining")
+
+    def start(self) -> None:
+        """Begin; segments of an earlier process go first."""
+        self._thread.start()
+
+    def stop(self, patience_seconds: float) -> None:
+        """Drain what is sealed for at most so long; what remains is drained at the next start."""
+        self._deadline = time.monotonic() + patience_seconds
+        self._ending.set()
+        self._rows.sealed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            ending = self._ending.is_set()
+            self._rows.sealed.clear()
+            for number in self._spool.sealed():
+                if time.monotonic() > self._deadline or not self._try(number):
+                    break
+                self._save()
+            self._save(now=ending)
+            if ending:
+                return
+            self._rows.sealed.wait(self._save_seconds)
+
+    def _try(self, number: int) -> bool:
+        """Whether the segment left the spool."""
+        try:
+            return self._drain(number)
+        except OSError as error:
+            self._tally.add(counts.LAKE_ERRORS, type(error).__name__)
+            _log.error("segment %d cannot be read or removed now: %s", number, error)
+            self._ending.wait(1.0)
+            return False
+
+    def _drain(self, number: int) -> bool:
+        try:
+            requests, spans = self._rows.tables(number) or self._read(number)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it must not block the others
+            self._set_aside(number, f"cannot be decoded: {type(error).__name__}: {error}")
+            return True
+        tries, pause = 0, 0.1
+        while True:
+            try:
+                duplicates = self._commit(self._spool.id, number, requests, spans)
+            except Exception as error:  # noqa: BLE001 - a failing lake must not end the thread
+                tries += 1
+                self._tally.add(counts.LAKE_ERRORS, type(error).__name__)
+                if isinstance(error, _UNFIT) and not isinstance(error, SloError) and tries >= _UNFIT_TRIES:
+                    _log.exception("segment %d does not fit the lake", number)
+                    self._set_aside(number, f"its rows do not fit the lake: {type(error).__name__}: {error}")
+                    return True
+                if tries == 1:
+                    _log.error(
+                        "segment %d is not in the lake yet, trying on: %s: %s", number, type(error).__name__, error
+                    )
+                if time.monotonic() + pause > self._deadline:
+                    return False
+                self._ending.wait(pause)
+                if self._ending.is_set():
+                    time.sleep(min(pause, 0.2))
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                self._save()
+            else:
+                break
+        self._spool.retire(number)
+        self.committed_time = self._clock()
+        self._tally.add(counts.SEGMENTS_COMMITTED)
+        self._tally.add(counts.SPANS_DUPLICATE, "", duplicates)
+        return True
+
+    def _read(self, number: int) -> tuple[pa.Table, pa.Table]:
+        decoded = [self._decode(r.body, r.received_ns, self._rows.settings) for r in self._spool.read(number)]
+        return pa.concat_tables([one.requests for one in decoded]), pa.concat_tables([one.spans for one in decoded])
+
+    def _set_aside(self, number: int, reason: str) -> None:
+        target = self._spool.quarantine(number, reason)
+        self._tally.add(counts.SEGMENTS_QUARANTINED)
+        _log.error("segment %d %s; it was moved to %s", number, reason, target)
+
+    def _save(self, now: bool = False) -> None:
+        if not now and time.monotonic() < self._save_due:
+            return
+        self._save_due = time.monotonic() + self._save_seconds
+        try:
+            self._tally.save(self._saved)
+        except OSError as error:
+            _log.warning("%s: the counts could not be saved: %s", self._saved, error.strerror)

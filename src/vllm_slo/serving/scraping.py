@@ -1,0 +1,54 @@
+"""Scraped batches -> the lake, each stored once, and the models they name -> the decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from vllm_slo.analytics.lake import Lake
+from vllm_slo.exporters.schema import ENGINE_SAMPLES, EVENTS
+from vllm_slo.exporters.vllm.changes import Event
+
+Models = dict[str, str]
+
+
+class LakeSink:
+    """Takes the batches of one scraper. ``writer`` names it in the lake's transactions; ``learned`` gets new models.
+
+    A batch that failed half-way comes again as the same object: it keeps its number, so what is stored stays once.
+    """
+
+    def __init__(self, lake: Lake, writer: str, learned: Callable[[Models], None]) -> None:
+        self._lake = lake
+        self._writer = writer
+        self._learned = learned
+        tables = (ENGINE_SAMPLES.name, EVENTS.name)
+        self._number = max((lake.applied(table, writer) or 0) for table in tables)
+        self._batch: pa.Table | None = None
+        self._models: Models = {}
+
+    def __call__(self, rows: pa.Table, events: list[Event]) -> None:
+        """Store one batch. Raises what the lake raises; then the batch may be given again."""
+        if rows is not self._batch:
+            self._batch = rows
+            self._number += 1
+        writer = (self._writer, self._number)
+        if rows.num_rows:
+            self._lake.append(ENGINE_SAMPLES.name, rows, writer=writer)
+        if events:
+            self._lake.append(EVENTS.name, pa.Table.from_pylist(events, schema=EVENTS.schema), writer=writer)
+        found = {**self._models, **models(rows)}
+        if found != self._models:
+            self._models = found
+            self._learned(found)
+
+
+def models(rows: pa.Table) -> Models:
+    """Service instance -> model, of instances that name exactly one."""
+    pairs = rows.select(["service_instance_id", "model"]).group_by(["service_instance_id", "model"]).aggregate([])
+    found: dict[str, set[str]] = {}
+    for pair in pairs.to_pylist():
+        if pair["model"]:
+            found.setdefault(pair["service_instance_id"], set()).add(pair["model"])
+    return {instance: next(iter(names)) for instance, names in found.items() if len(names) == 1}
