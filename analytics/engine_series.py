@@ -1,0 +1,60 @@
+"""Engine load over time: requests running and waiting, and KV cache use, as sampled from vLLM's own metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import duckdb
+
+from vllm_slo.analytics.reading import records
+from vllm_slo.analytics.selection import Selection
+from vllm_slo.analytics.series import moment, start_of_step, steps
+
+GAUGES: tuple[str, ...] = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+
+
+@dataclass(frozen=True)
+class EngineSeries:
+    """One engine: ``name`` is its shard (and instance and rank where needed); ``values`` per gauge, None: no sample."""
+
+    name: str
+    times: tuple[datetime, ...]
+    values: dict[str, tuple[float | None, ...]]
+
+
+def engine_series(
+    connection: duckdb.DuckDBPyConnection, selection: Selection, step: timedelta
+) -> tuple[EngineSeries, ...]:
+    """The mean of every gauge a step and engine, filtered by time, model and shard. Empty without samples."""
+    every_bucket = replace(selection, buckets=None)
+    means = ", ".join(f"avg({gauge})" for gauge in GAUGES)
+    found = records(
+        connection,
+        "select coalesce(shard, service_instance_id) as name, service_instance_id, engine, "
+        f"{start_of_step('time', step)} as step, {means} from engine_samples "
+        f"where {selection.within('time')} and {every_bucket.dimensions()} group by all order by all",
+    )
+    times = steps(selection, step)
+    engines: dict[tuple[str, str, str | None], dict[datetime, tuple[float | None, ...]]] = {}
+    for name, instance, engine, at, *values in found:
+        engines.setdefault((name, instance, engine), {})[moment(at)] = tuple(values)
+    names = _names(list(engines))
+    nothing: tuple[float | None, ...] = (None,) * len(GAUGES)
+    return tuple(
+        EngineSeries(
+            names[key],
+            times,
+            {gauge: tuple(sampled.get(time, nothing)[i] for time in times) for i, gauge in enumerate(GAUGES)},
+        )
+        for key, sampled in engines.items()
+    )
+
+
+def _names(keys: list[tuple[str, str, str | None]]) -> dict[tuple[str, str, str | None], str]:
+    """The shortest of shard, shard/instance and shard/instance/engine that tells the engines apart."""
+    for parts in (1, 2, 3):
+        names = {key: " / ".join(dict.fromkeys(str(part) for part in key[:parts])) for key in keys}
+        if len(set(names.values())) == len(keys):
+            return names
+    return names

@@ -1,0 +1,51 @@
+"""What there is to choose from: the range of time that the data covers, and its models, shards and buckets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import duckdb
+
+from vllm_slo.analytics.reading import records
+from vllm_slo.analytics.selection import literal
+
+
+@dataclass(frozen=True)
+class Extent:
+    """First and last minute with requests, and the values that their rows carry (None: rows without one), sorted."""
+
+    start: datetime
+    end: datetime
+    models: tuple[str | None, ...]
+    shards: tuple[str | None, ...]
+    buckets: tuple[str | None, ...]
+
+
+def extent(connection: duckdb.DuckDBPyConnection) -> Extent | None:
+    """The extent of all requests whose time is plausible; None when there are none at all. Read from rollups."""
+    where = "metric = 'requests' and quality is distinct from 'clock_skew'"
+    ((first, last),) = records(connection, f"select min(time), max(time) from rollups where level = 'day' and {where}")
+    if first is None:
+        return None
+    narrowed = [_edge(connection, where, edge, day) for edge, day in (("min", first), ("max", last))]
+    values = records(connection, f"select distinct model, shard, bucket from rollups where level = 'day' and {where}")
+    models, shards, buckets = (_sorted({row[i] for row in values}) for i in range(3))
+    return Extent(narrowed[0], narrowed[1] + timedelta(minutes=1), models, shards, buckets)
+
+
+def _edge(connection: duckdb.DuckDBPyConnection, where: str, edge: str, day: datetime) -> datetime:
+    """The first or last minute of a day that has requests; found over its hour."""
+    found = day
+    for level, width in (("hour", timedelta(days=1)), ("minute", timedelta(hours=1))):
+        ((narrower,),) = records(
+            connection,
+            f"select {edge}(time) from rollups where level = '{level}' and day = date '{found:%Y-%m-%d}' and {where} "
+            f"and time >= {literal(found)} and time < {literal(found + width)}",
+        )
+        found = narrower if narrower is not None else found
+    return found.astimezone(UTC)
+
+
+def _sorted(values: set[str | None]) -> tuple[str | None, ...]:
+    return tuple(sorted(values, key=lambda value: (value is None, value or "")))

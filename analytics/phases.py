@@ -1,0 +1,90 @@
+"""Where the time of a typical and of a slow request goes: mean phases of the median and of the tail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import duckdb
+
+from vllm_slo.analytics.counts import Basis
+from vllm_slo.analytics.percentiles import threshold
+from vllm_slo.analytics.reading import records
+from vllm_slo.analytics.selection import Selection
+
+NANOSECONDS = 1_000_000_000
+MEDIAN_BAND = (0.45, 0.55)
+TAIL_QUANTILES = (0.95, 0.99)
+
+Measure = Literal["time_to_first_token", "request_duration"]
+
+PARTS: dict[Measure, tuple[str, ...]] = {
+    "time_to_first_token": ("frontend", "queue", "prefill"),
+    "request_duration": ("frontend", "queue", "prefill", "decode", "residual"),
+}
+"""Parts whose sum is the measured time, exactly, in the order in which they happen."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests taken together: how many, and their parts and measured time summed, in integer nanoseconds."""
+
+    rows: int
+    parts_nanoseconds: tuple[tuple[str, int], ...]
+    measured_nanoseconds: int
+
+    def mean(self, part: str) -> float:
+        """Mean seconds of a part."""
+        return dict(self.parts_nanoseconds)[part] / self.rows / NANOSECONDS
+
+    @property
+    def measured(self) -> float:
+        """Mean seconds of the measured time."""
+        return self.measured_nanoseconds / self.rows / NANOSECONDS
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Phases of the requests in MEDIAN_BAND and of those at or over the tail's quantile; bounds in seconds, inclusive.
+
+    The bounds are exact with basis `rows` and within 1.09 % with `rollups`; the sums are of rows, always exact.
+    A group is None when no request falls into it.
+    """
+
+    measure: Measure
+    tail_quantile: float
+    basis: Basis
+    median_from: float
+    median_to: float
+    tail_from: float
+    median: Group | None
+    tail: Group | None
+
+
+def phases(
+    connection: duckdb.DuckDBPyConnection,
+    selection: Selection,
+    basis: Basis,
+    measure: Measure = "request_duration",
+    tail_quantile: float = 0.99,
+) -> Phases | None:
+    """The phases of a selection; None without requests. Bounds are rounded to the nanosecond, as rows are stored."""
+    bounds = threshold(connection, selection, basis, measure, (*MEDIAN_BAND, tail_quantile))
+    if bounds is None:
+        return None
+    low, high, tail = (round(bound, 9) for bound in bounds)
+    column = f"{measure}_seconds"
+    sums = ", ".join(f"sum({part}_seconds)" for part in (*PARTS[measure], measure))
+    found = records(
+        connection,
+        f"select {column} >= {tail:.9f} as slow, count(*), {sums} from requests where quality is null "
+        f"and {column} >= {low:.9f} and ({column} <= {high:.9f} or {column} >= {tail:.9f}) and {selection.requests()} "
+        "group by slow",
+    )
+    groups = {bool(slow): _group(measure, rows, totals) for slow, rows, *totals in found}
+    return Phases(measure, tail_quantile, basis, low, high, tail, groups.get(False), groups.get(True))
+
+
+def _group(measure: Measure, rows: int, totals: list[object]) -> Group:
+    *parts, measured = (int(total * NANOSECONDS) for total in totals)  # type: ignore[operator]
+    return Group(rows, tuple(zip(PARTS[measure], parts, strict=True)), measured)

@@ -1,0 +1,202 @@
+"""Writes a lake of synthetic requests: as many as asked for, spread over one day. Nothing in it was measured.
+
+Shapes are chosen to look like a busy vLLM fleet: lognormal prompt and output lengths in three context buckets, a daily
+load curve, queue times that grow with the load, shards of unequal speed, a few rows that the quality gate leaves out.
+Rows go in through `Lake.append` and `rollup.rows`, in time order, as the receiver would write them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vllm_slo.analytics import rollup
+from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.lake import Lake
+from vllm_slo.exporters.schema import REQUESTS, SECONDS, TIME
+
+DAY = datetime(2026, 6, 1, tzinfo=UTC)
+NANOSECONDS = 1_000_000_000
+DAY_MICROSECONDS = 86_400_000_000
+BUCKET_SHARES = (0.80, 0.16, 0.04)
+BUCKET_MEDIAN_TOKENS = (700, 9_000, 48_000)
+BUCKET_TOKEN_LIMITS = ((8, 4_096), (4_097, 32_768), (32_769, 128_000))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """``shards`` instances, the last quarter of them serving a second model."""
+
+    shards: int = 8
+
+    @property
+    def names(self) -> list[str]:
+        """Shard names in order."""
+        return [f"shard-{i:02d}" for i in range(self.shards)]
+
+    def model(self, shard: int) -> str:
+        """The model a shard serves."""
+        return "synthetic-70b" if shard >= self.shards - self.shards // 4 else "synthetic-8b"
+
+
+def batches(rows: int, batch_rows: int, fleet: Fleet, seed: int = 1) -> Iterator[pa.Table]:
+    """Tables of REQUESTS.schema, in order of start time, ``rows`` rows in all."""
+    random = np.random.default_rng(seed)
+    written = 0
+    while written < rows:
+        size = min(batch_rows, rows - written)
+        yield _batch(random, written / rows, (written + size) / rows, size, fleet)
+        written += size
+
+
+def _batch(random: np.random.Generator, first: float, last: float, size: int, fleet: Fleet) -> pa.Table:
+    share = np.sort(random.uniform(first, last, size))
+    start, load = _times_on_the_load_curve(share)
+    shard = random.integers(0, fleet.shards, size)
+    bucket = random.choice(3, size, p=BUCKET_SHARES)
+    slow = 1 + 0.5 * shard / fleet.shards
+
+    lower, upper = np.array(BUCKET_TOKEN_LIMITS)[bucket].T
+    prompt = np.clip(np.array(BUCKET_MEDIAN_TOKENS)[bucket] * random.lognormal(0, 0.8, size), lower, upper).astype(
+        np.int64
+    )
+    completion = np.clip(180 * random.lognormal(0, 1.0, size), 1, 4_096).astype(np.int64)
+
+    waited = random.random(size) < 0.35 + 0.4 * load
+    queue = _nanoseconds(np.where(waited, 0.25 * load**3 * slow * random.lognormal(0, 1.6, size), 4e-5))
+    prefill = _nanoseconds((0.012 + prompt * 55e-6) * slow * random.lognormal(0, 0.15, size))
+    frontend = _nanoseconds(0.003 * random.lognormal(0, 0.5, size))
+    decode = _nanoseconds((completion - 1) * 0.018 * slow * (1 + 0.6 * load) * random.lognormal(0, 0.12, size))
+    residual = _nanoseconds(4e-4 * random.lognormal(0, 0.4, size))
+    first_token = queue + prefill + frontend
+    duration = first_token + decode + residual
+
+    lot = random.random(size)
+    broken = lot < 0.0005
+    prefill = np.where(broken, 400_000 * NANOSECONDS, prefill)
+    quality = pa.array(np.where(broken, "uptime_sized_time", "missing_milestone"), mask=lot >= 0.0008)
+    status = pa.array(np.where((lot > 0.5) & (lot < 0.502), "error", "unset"))
+    names, models = fleet.names, [fleet.model(i) for i in range(fleet.shards)]
+    shards = _dictionary(shard, names)
+    end = start + duration // 1000
+
+    columns: dict[str, pa.Array] = {
+        "day": pc.cast(pc.cast(pa.array(start, pa.int64()), pa.timestamp("us")), pa.date32()),
+        "start_time": pa.array(start, pa.int64()).cast(TIME),
+        "end_time": pa.array(end, pa.int64()).cast(TIME),
+        "request_id": _text_ids(random, size),
+        "trace_id": _bytes(random, size, 16),
+        "span_id": _bytes(random, size, 8),
+        "source": _constant("stock", size),
+        "service_name": _constant("vllm", size),
+        "service_instance_id": shards,
+        "shard": shards,
+        "model": _dictionary(shard, models),
+        "prompt_tokens": pa.array(prompt),
+        "completion_tokens": pa.array(completion),
+        "max_tokens": pa.array(np.full(size, 4_096)),
+        "n": pa.array(np.ones(size, np.int64)),
+        "status": status,
+        "time_to_first_token_seconds": _seconds(first_token),
+        "request_duration_seconds": _seconds(duration),
+        "queue_seconds": _seconds(queue),
+        "prefill_seconds": _seconds(prefill),
+        "decode_seconds": _seconds(decode),
+        "resource_attributes": _dictionary(shard, [_resource(name) for name in names]),
+        "received_time": pa.array(end + 1_000_000, pa.int64()).cast(TIME),
+        "quality": quality,
+    }
+    arrays = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(size, field.type)
+        for field in REQUESTS.schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=REQUESTS.schema)
+
+
+def _times_on_the_load_curve(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Start in epoch microseconds for a share of the day's requests, and the load then (0.1 at night, 1 at the peak)."""
+    grid = np.linspace(0, 1, 1_441)
+    load = 0.55 - 0.45 * np.cos(2 * np.pi * grid)
+    cumulative = np.concatenate([[0.0], np.cumsum((load[1:] + load[:-1]) / 2)])
+    moment = np.interp(share, cumulative / cumulative[-1], grid)
+    microseconds = int(DAY.timestamp()) * 1_000_000 + np.minimum(moment * DAY_MICROSECONDS, DAY_MICROSECONDS - 1)
+    return microseconds.astype(np.int64), np.interp(moment, grid, load)
+
+
+def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+    return np.maximum(seconds * NANOSECONDS, 1_000).astype(np.int64)
+
+
+def _seconds(nanoseconds: np.ndarray) -> pa.Array:
+    words = np.empty((len(nanoseconds), 2), np.int64)
+    words[:, 0], words[:, 1] = nanoseconds, nanoseconds >> 63
+    return pa.Array.from_buffers(SECONDS, len(nanoseconds), [None, pa.py_buffer(words)])
+
+
+def _bytes(random: np.random.Generator, size: int, width: int) -> pa.Array:
+    offsets = np.arange(0, (size + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), size, [None, pa.py_buffer(offsets), pa.py_buffer(random.bytes(size * width))]
+    )
+
+
+def _text_ids(random: np.random.Generator, size: int) -> pa.Array:
+    hexadecimal = np.frombuffer(random.bytes(size * 16).hex().encode(), np.uint8).reshape(size, 32)
+    text = np.concatenate([np.tile(np.frombuffer(b"cmpl-", np.uint8), (size, 1)), hexadecimal], axis=1)
+    offsets = np.arange(0, (size + 1) * text.shape[1], text.shape[1], dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), size, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))]
+    )
+
+
+def _dictionary(codes: np.ndarray, values: list[str]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(values)).cast(pa.string())
+
+
+def _constant(value: str, size: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value), size)
+
+
+def _resource(shard: str) -> str:
+    return json.dumps({"service.name": "vllm", "service.instance.id": shard, "vllm.shard": shard})
+
+
+def write(lake: Lake, rows: int, batch_rows: int, fleet: Fleet, buckets: Buckets) -> None:
+    """Appends ``rows`` synthetic requests and their rollups."""
+    done, began = 0, time.perf_counter()
+    for table in batches(rows, batch_rows, fleet):
+        lake.append("requests", table)
+        lake.append("rollups", rollup.rows(table, buckets))
+        done += table.num_rows
+        print(
+            f"{done:,} of {rows:,} synthetic requests, {done / (time.perf_counter() - began):,.0f} a second", flush=True
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("lake", type=Path)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--batch-rows", type=int, default=500_000)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    write(Lake.open(str(arguments.lake)), arguments.rows, arguments.batch_rows, Fleet(arguments.shards), Buckets())
+    seconds = time.perf_counter() - began
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": arguments.rows, "seconds": round(seconds, 2)}))
+    print(f"{arguments.rows:,} synthetic requests in {arguments.lake}, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""How long each query of the overview page takes on a lake of synthetic requests, warm, on two threads.
+
+Every query runs once unmeasured, then five times; best and median are printed. `by hand` lines run the core aggregate
+as one SQL statement without the project's code around it, so that overhead shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import duckdb
+
+from generate import Fleet, write
+from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.counts import counts
+from vllm_slo.analytics.extent import extent
+from vllm_slo.analytics.lake import Lake
+from vllm_slo.analytics.percentiles import percentiles
+from vllm_slo.analytics.phases import phases
+from vllm_slo.analytics.query import QuerySettings, connect
+from vllm_slo.analytics.selection import Selection
+from vllm_slo.analytics.series import series, step_for
+
+RUNS = 5
+THREADS = 2
+DAY_BY_HAND = (
+    "select shard, bucket, metric, bin, sum(count) from rollups where level = 'day' and bin is not null "
+    "and metric in ('time_to_first_token', 'time_per_output_token', 'request_duration', 'queue') group by all"
+)
+TAIL_BY_HAND = (
+    "select sum(request_duration_seconds), sum(queue_seconds), sum(prefill_seconds), sum(decode_seconds), "
+    "sum(time_to_first_token_seconds) from requests where quality is null and request_duration_seconds >= {bound}"
+)
+
+
+def queries(connection: duckdb.DuckDBPyConnection) -> dict[str, Callable[[], object]]:
+    """The page's queries by name: over the whole day, a ragged stretch of it, and one shard."""
+    found = extent(connection)
+    assert found is not None, "the lake is empty"
+    day = Selection.around(found.start, found.end)
+    ragged = Selection.around(
+        found.start + timedelta(hours=7, minutes=13), found.start + timedelta(hours=19, minutes=41)
+    )
+    shard = Selection.around(found.start, found.end, shards=found.shards[:1])
+    hour = Selection.around(found.end - timedelta(hours=1), found.end)
+    named: dict[str, Callable[[], object]] = {"extent": lambda: extent(connection)}
+    for name, selection in (("day", day), ("ragged", ragged), ("shard", shard), ("hour", hour)):
+        basis, total = (seen := counts(connection, selection)).basis, seen.counted
+        step = step_for(selection, total, basis)
+        bound = on_selection(connection, selection, basis, step)
+        named |= {f"{query}_{name}": call for query, call in bound.items()}
+    slow = phases(connection, day, "rollups")
+    assert slow is not None, "the lake has no requests that count"
+    named["by_hand_day_histogram"] = lambda: connection.sql(DAY_BY_HAND).fetchall()
+    named["by_hand_tail_sums"] = lambda: connection.sql(TAIL_BY_HAND.format(bound=slow.tail_from)).fetchall()
+    return named
+
+
+def on_selection(
+    connection: duckdb.DuckDBPyConnection, selection: Selection, basis: str, step: timedelta
+) -> dict[str, Callable[[], object]]:
+    """The page's queries for one selection."""
+    return {
+        "counts": lambda: counts(connection, selection),
+        "percentiles": lambda: percentiles(connection, selection, basis),
+        "phases_first_token_p99": lambda: phases(connection, selection, basis, "time_to_first_token", 0.99),
+        "phases_duration_p99": lambda: phases(connection, selection, basis, "request_duration", 0.99),
+        "phases_duration_p95": lambda: phases(connection, selection, basis, "request_duration", 0.95),
+        "series_first_token": lambda: series(connection, selection, basis, "time_to_first_token", step),
+        "series_duration": lambda: series(connection, selection, basis, "request_duration", step),
+    }
+
+
+def measure(call: Callable[[], object]) -> list[float]:
+    """Milliseconds of each of RUNS calls, after one unmeasured."""
+    call()
+    taken = []
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        call()
+        taken.append((time.perf_counter() - began) * 1000)
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--rows", type=int, default=10_000_000, help="synthetic requests to generate where --lake has none"
+    )
+    parser.add_argument(
+        "--lake", type=Path, help="a lake of `generate.py`; made when absent, kept. Default: a temporary one"
+    )
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.open(arguments.lake or folder)
+        if not lake.files("requests"):
+            write(lake, arguments.rows, 500_000, Fleet(), Buckets())
+        connection = connect(lake, Buckets(), QuerySettings(threads=THREADS))
+        rows = lake.table_stats()["requests"].rows
+        figures: dict[str, float] = {"rows": rows}
+        for name, call in queries(connection).items():
+            taken = measure(call)
+            figures[f"{name}_ms_best"], figures[f"{name}_ms_median"] = (
+                round(min(taken), 1),
+                round(statistics.median(taken), 1),
+            )
+            print(f"{name:<32} best {min(taken):7.1f} ms   median {statistics.median(taken):7.1f} ms", flush=True)
+    page = {k: v for k, v in figures.items() if k.endswith("_ms_median") and not k.startswith("by_hand")}
+    worst = max(page, key=lambda k: page[k])
+    figures["worst_ms"] = page[worst]
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1))
+    print(
+        f"{rows:,} requests: slowest page query {worst.removesuffix('_ms_median')}, "
+        f"median {page[worst]:.0f} ms on {THREADS} threads"
+    )
+
+
+if __name__ == "__main__":
+    main()
