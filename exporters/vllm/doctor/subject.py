@@ -1,0 +1,106 @@
+"""The server that is looked at: everything the checks may know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from vllm_slo.exporters.errors import SloError
+from vllm_slo.exporters.vllm.doctor.command_line import CommandLine
+from vllm_slo.exporters.vllm.page import Page
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What an objective is set on: vLLM's histogram for it, and its key in ``--custom-histogram-buckets``."""
+
+    series: str
+    family: str
+
+
+METRICS: dict[str, Metric] = {
+    "ttft": Metric("time_to_first_token_seconds", "time_to_first_token"),
+    "itl": Metric("inter_token_latency_seconds", "inter_token_latency"),
+    "tpot": Metric("request_time_per_output_token_seconds", "inter_token_latency"),
+    "duration": Metric("e2e_request_latency_seconds", "request_latency"),
+    "queue": Metric("request_queue_time_seconds", "request_latency"),
+    "prefill": Metric("request_prefill_time_seconds", "request_latency"),
+    "decode": Metric("request_decode_time_seconds", "request_latency"),
+}
+"""Name in ``--objective NAME=SECONDS`` -> where vLLM measures it."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A threshold in seconds on one of METRICS."""
+
+    metric: str
+    seconds: float
+
+
+DEFAULT_OBJECTIVES: tuple[Objective, ...] = (
+    Objective("ttft", 0.8),
+    Objective("tpot", 0.05),
+    Objective("duration", 10.0),
+    Objective("queue", 0.2),
+)
+"""Used when none is given: thresholds usual for interactive serving."""
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """How the OTLP receiver at ``endpoint`` answered; ``how`` names what was tried."""
+
+    endpoint: str
+    reachable: bool
+    how: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is known of one server; None (or empty) is *not looked at*, never *absent*.
+
+    ``pages`` are (moment, page), oldest first. ``env`` holds the whole environment that matters when it is given.
+    ``clock_offset_seconds`` is the server's clock minus ours. ``healthy`` is the answer of ``/health``.
+    ``context_buckets`` are (name, upper bound in tokens), ascending.
+    """
+
+    command: CommandLine | None = None
+    env: Mapping[str, str] | None = None
+    pages: tuple[tuple[datetime, Page], ...] = ()
+    version: str | None = None
+    healthy: bool | None = None
+    clock_offset_seconds: float | None = None
+    receiver: Receiver | None = None
+    objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
+    objectives_given: bool = False
+    context_buckets: tuple[tuple[str, int], ...] = (("short", 4096), ("medium", 32768), ("long", 128000))
+
+    @property
+    def page(self) -> Page | None:
+        """The latest page."""
+        return self.pages[-1][1] if self.pages else None
+
+    @property
+    def vllm_version(self) -> str | None:
+        """What ``/version`` said, else the tag of the container image."""
+        return self.version or (self.command.image_version if self.command else None)
+
+
+def parse_objective(text: str) -> Objective:
+    """``ttft=0.5`` -> the objective, in seconds. Raises SloError.
+
+    >>> parse_objective("ttft=0.5")
+    Objective(metric='ttft', seconds=0.5)
+    """
+    metric, _, number = text.partition("=")
+    if metric not in METRICS:
+        raise SloError(f"--objective {text}: {metric!r} is not one of {', '.join(METRICS)}; write ttft=0.5")
+    try:
+        seconds = float(number)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise SloError(f"--objective {text}: {number!r} is not a number of seconds above 0; write {metric}=0.5")
+    return Objective(metric, seconds)

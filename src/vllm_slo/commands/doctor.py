@@ -1,0 +1,124 @@
+"""`vllm-slo doctor`: what will be missing or wrong in a server's telemetry, and the cure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from vllm_slo.commands.invocation import Invocation
+from vllm_slo.exporters.errors import SloError
+
+if TYPE_CHECKING:
+    from vllm_slo.exporters.vllm.doctor.finding import Finding
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "unknown": "magenta", "ok": "green"}
+
+
+@click.command("doctor")
+@click.argument("source", metavar="[URL|FILE|FOLDER]", required=False)
+@click.option(
+    "--command",
+    metavar="TEXT",
+    help="The command that starts the server: 'vllm serve ...', 'docker run ... IMAGE ...'.",
+)
+@click.option(
+    "--env",
+    "variables",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A variable of the server's environment; repeat. Those not given count as not set; `none`: none is set.",
+)
+@click.option("--otlp-endpoint", metavar="URL", help="Try the OTLP receiver there: gRPC, or HTTP on port 4318.")
+@click.option(
+    "--objective",
+    "objectives",
+    metavar="NAME=SECONDS",
+    multiple=True,
+    help="A threshold that histogram bounds must hit; repeat. ttft, itl, tpot, duration, queue, prefill or decode.",
+)
+@click.option("--all", "everything", is_flag=True, help="Show what is in order, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def doctor(
+    invocation: Invocation,
+    source: str | None,
+    command: str | None,
+    variables: tuple[str, ...],
+    otlp_endpoint: str | None,
+    objectives: tuple[str, ...],
+    everything: bool,
+    as_json: bool,
+) -> int:
+    """Say what will be missing or wrong in the telemetry of one vLLM server, each with the cure.
+
+    Give the address of a running server, a saved metrics page, the command that starts the server, or both: what the
+    sources given cannot tell is `unknown`. Exit code 1 when there is an error.
+
+    \b
+    vllm-slo doctor http://localhost:8000
+    vllm-slo doctor --command "OTEL_SERVICE_NAME=vllm vllm serve MODEL --otlp-traces-endpoint http://localhost:4317"
+    """
+    if source is None and command is None:
+        raise click.UsageError("Give a server's address, a saved metrics page, or --command 'vllm serve ...'.")
+    import httpx
+
+    from vllm_slo.exporters.vllm.doctor.checks import examine
+    from vllm_slo.exporters.vllm.doctor.command_line import parse_command
+    from vllm_slo.exporters.vllm.doctor.look import TIMEOUT_SECONDS, Looked, look, try_receiver
+    from vllm_slo.exporters.vllm.doctor.subject import DEFAULT_OBJECTIVES, Subject, parse_objective
+    from vllm_slo.exporters.vllm.scrape import utc_now
+
+    try:
+        line = parse_command(command) if command is not None else None
+        wanted = tuple(map(parse_objective, objectives))
+    except SloError as error:
+        raise click.UsageError(str(error)) from error
+    with httpx.Client(timeout=TIMEOUT_SECONDS) as client:
+        looked = look(source, client, utc_now) if source is not None else Looked(())
+        receiver = try_receiver(otlp_endpoint, client) if otlp_endpoint is not None else None
+    given = _environment(variables)
+    if line is not None and (line.env or line.container):
+        given = {**line.env, **(given or {})}
+    subject = Subject(
+        command=line,
+        env=given,
+        pages=looked.pages,
+        version=looked.version,
+        healthy=looked.healthy,
+        clock_offset_seconds=looked.clock_offset_seconds,
+        receiver=receiver,
+        objectives=wanted or DEFAULT_OBJECTIVES,
+        objectives_given=bool(wanted),
+        context_buckets=invocation.config.bucket_settings().bounds,
+    )
+    findings = examine(subject)
+    if as_json:
+        click.echo(json.dumps({"source": source, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        _show(findings, everything)
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _environment(variables: tuple[str, ...]) -> dict[str, str] | None:
+    """The variables given, None when none was."""
+    if not variables:
+        return None
+    if bad := [text for text in variables if "=" not in text and text != "none"]:
+        raise click.UsageError(f"--env {bad[0]}: write NAME=VALUE, or none.")
+    return dict(text.split("=", 1) for text in variables if text != "none")
+
+
+def _show(findings: list[Finding], everything: bool) -> None:
+    for finding in findings:
+        if finding.severity == "ok" and not everything:
+            continue
+        click.echo(f"{click.style(finding.severity.ljust(8), fg=_COLOURS[finding.severity], bold=True)}{finding.id}")
+        click.echo(f"        {finding.found}")
+        if finding.severity != "ok":
+            click.echo(f"        why   {finding.why}")
+            click.echo(f"        cure  {finding.cure}")
+    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in _COLOURS}
+    click.echo(", ".join(f"{count} {severity}" for severity, count in counts.items() if count))
