@@ -70,7 +70,7 @@ def _prose() -> str:
 
 def _commands() -> dict[str, click.Command]:
     """Every command by its full name: `query`, `event add`."""
-    from vllm_slo.__main__ import main
+    from vllm_slo.commands.group import group as everything
 
     found: dict[str, click.Command] = {}
 
@@ -81,7 +81,7 @@ def _commands() -> dict[str, click.Command]:
             else:
                 found[f"{prefix}{name}"] = command
 
-    walk(main, "")
+    walk(everything, "")
     return found
 
 
@@ -135,3 +135,12 @@ def test_every_page_of_the_documentation_is_reachable_from_its_index() -> None:
     index = (DOCS / "README.md").read_text()
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {"README.md"}
     assert pages <= set(re.findall(r"\]\(([^)#\s]+)", index))
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    names = set(re.findall(r"[\w./-]+\.py\b", page)) | set(re.findall(r"^ *(\w+/)", page, re.M))
+    everything = [f"/{path.relative_to(ROOT)}" for path in _tracked()]
+    folders = {f"/{part}/" for name in everything for part in name.split("/")[1:-1]}
+    missing = {n for n in names if f"/{n}" not in folders and not any(each.endswith(f"/{n}") for each in everything)}
+    assert not missing
