@@ -58,7 +58,7 @@ def objectives(subject: Subject) -> tuple[Answer, ...]:
     found = f"No bound at {'; '.join(missing)}."
     if not subject.objectives_given:
         found += " (Objectives not given; these are the defaults of --objective.)"
-    advice = f"Start vLLM with --{OPTION} '{json.dumps(cure)}'. Spans need no bounds: figures from them are exact."
+    advice = f"Start vLLM with --{OPTION} '{json.dumps(cure)}' (vLLM 0.32). Spans need no bounds: they are exact."
     return warning(found, advice) if subject.objectives_given else note(found, advice)
 
 
@@ -100,7 +100,7 @@ def token_bounds(subject: Subject) -> tuple[Answer, ...]:
     if beyond > 0 and len(wanted) == len(bounds):
         wanted.append(2 * last)
     text = json.dumps({TOKENS_FAMILY: [int(bound) if bound == int(bound) else bound for bound in wanted]})
-    return note(f"{found}.", f"Start vLLM with --{OPTION} '{text}'. Spans carry exact token counts.")
+    return note(f"{found}.", f"Start vLLM with --{OPTION} '{text}' (vLLM 0.32). Spans carry exact token counts.")
 
 
 def context_buckets(subject: Subject) -> tuple[Answer, ...]:
@@ -117,7 +117,7 @@ def context_buckets(subject: Subject) -> tuple[Answer, ...]:
     last_name, last_bound = subject.context_buckets[-1]
     if empty:
         return note(
-            f"--max-model-len {length}: the buckets {', '.join(empty)} stay empty.",
+            f"--max-model-len {length}: no request reaches {', '.join(empty)}.",
             "Set `buckets` in the configuration to bounds below it.",
         )
     if length > last_bound:

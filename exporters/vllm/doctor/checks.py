@@ -180,14 +180,14 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "retired-options",
         "Options that vLLM never had or has no more",
-        "The server does not start, or an article promised what does not exist.",
+        "vLLM does not start with an option it does not know; some are known from articles only.",
         ("command",),
         options.retired,
     ),
     Check(
         "unknown-options",
         "Options that vLLM 0.32 does not know",
-        "The server does not start.",
+        "vLLM does not start with an option it does not know.",
         ("command",),
         options.strangers,
     ),

@@ -40,7 +40,7 @@ class CommandLine:
     """``options`` maps an option without dashes to its values; a switch has the value ``true`` or ``false``.
 
     ``strangers`` are the options that vLLM 0.32 does not know, without dashes. ``env`` is what stands before the
-    program or in ``docker run -e``. ``container``: it runs in one; ``host_network``: that one shares the host's network.
+    program or in ``docker run -e``. ``container``: it runs in one; ``host_network``: that shares the host's network.
     """
 
     options: Mapping[str, tuple[str, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_slo.exporters.vllm.doctor.finding import (
     Answer,
-    error,
+    Severity,
     needs_command,
     needs_environment,
     note,
@@ -19,9 +19,9 @@ def retired(subject: Subject) -> tuple[Answer, ...]:
     """Options that vLLM never had, or has no more."""
     if subject.command is None:
         return needs_command()
-    said = {"never": "never existed in vLLM", "removed": f"was removed; vLLM {FLAGS_VERSION} does not start with it"}
+    said = {"never": "never existed in vLLM", "removed": f"was removed: vLLM {FLAGS_VERSION} does not start with it"}
     answers = [
-        Answer("error", f"--{name} {said[RETIRED[name].history]}.", RETIRED[name].instead)
+        Answer(_severity(subject), f"--{name} {said[RETIRED[name].history]}.", RETIRED[name].instead)
         for name in subject.command.strangers
         if name in RETIRED
     ]
@@ -38,7 +38,7 @@ def strangers(subject: Subject) -> tuple[Answer, ...]:
             continue
         near = known().nearest(name)
         cure = f"Nearest: {', '.join(f'--{flag}' for flag in near)}." if near else "Remove it, or check its spelling."
-        answers += error(f"--{name} is no option of vLLM {FLAGS_VERSION}: the server does not start.", cure)
+        answers.append(Answer(_severity(subject), f"--{name} is no option of vLLM {FLAGS_VERSION}.", cure))
     return tuple(answers) or ok(f"Every option exists in {FLAGS_VERSION}.")
 
 
@@ -66,3 +66,9 @@ def plugins(subject: Subject) -> tuple[Answer, ...]:
         f"VLLM_PLUGINS={allowed}: other plug-ins (stat loggers, general ones) do not load, without an error.",
         "Add the names of the plug-ins you want to VLLM_PLUGINS, or unset it.",
     )
+
+
+def _severity(subject: Subject) -> Severity:
+    """An error, unless the server is known to be another version, which may have the option."""
+    version = subject.vllm_version
+    return "error" if version is None or version.removeprefix("v").startswith(f"{FLAGS_VERSION}.") else "warning"

@@ -112,13 +112,23 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def _show(findings: list[Finding], everything: bool) -> None:
+    """Print each finding; those that only lack the same source are one."""
+    lacking: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        if finding.severity == "ok" and not everything:
-            continue
-        click.echo(f"{click.style(finding.severity.ljust(8), fg=_COLOURS[finding.severity], bold=True)}{finding.id}")
-        click.echo(f"        {finding.found}")
-        if finding.severity != "ok":
-            click.echo(f"        why   {finding.why}")
-            click.echo(f"        cure  {finding.cure}")
+        if finding.severity == "unknown":
+            lacking.setdefault((finding.found, finding.cure), []).append(finding.id)
+        elif finding.severity != "ok" or everything:
+            _print(finding.severity, finding.id, finding.found, finding.why if finding.cure else "", finding.cure)
+    for (found, cure), ids in lacking.items():
+        _print("unknown", ", ".join(ids), found, "", cure)
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in _COLOURS}
     click.echo(", ".join(f"{count} {severity}" for severity, count in counts.items() if count))
+
+
+def _print(severity: str, title: str, found: str, why: str, cure: str) -> None:
+    click.echo(click.style(severity.ljust(8), fg=_COLOURS[severity], bold=True) + title)
+    click.echo(f"        {found}")
+    if why:
+        click.echo(f"        why   {why}")
+    if cure:
+        click.echo(f"        cure  {cure}")
