@@ -17,6 +17,8 @@ BITS_PER_KEY = 40
 """Room for one key; see the module's docstring for what it buys."""
 FIRST_LAYER_BYTES = 1 << 18
 GROWTH = 4
+LAST_STEP_BYTES = 1 << 24
+"""Layers grow up to this size; the one after takes all that is left of the limit."""
 
 _ONE = np.uint64(1)
 _SIX_BITS = np.uint64(63)
@@ -64,10 +66,11 @@ class Bloom:
         """Memory that adding so many keys will take."""
         if new_keys <= self._room:
             return 0
+        rest = max(0, self.limit_bytes - self.size_bytes)
         size = self._layers[-1].nbytes * GROWTH if self._layers else FIRST_LAYER_BYTES
-        while size * 8 // BITS_PER_KEY < new_keys:
-            size *= GROWTH
-        size = min(size, max(0, self.limit_bytes - self.size_bytes))
+        if size > LAST_STEP_BYTES or size * 8 // BITS_PER_KEY < new_keys:
+            size = rest
+        size = min(size, rest)
         return size if size >= FIRST_LAYER_BYTES or not self._layers else 0
 
     def add(self, keys: Keys) -> None:

@@ -35,6 +35,9 @@ ROW_GROUP_ROWS = 100_000
 LEVEL = 1
 """zstd level. Higher ones cost two to three times the CPU and save nothing: what is left is random."""
 
+SOURCES = "vllm_slo.sources"
+"""Key-value metadata of a merged file: the paths of the files it stands for, one a line."""
+
 _DELTA_INTEGERS = frozenset({"prompt_tokens", "completion_tokens", "bin", "count"})
 
 

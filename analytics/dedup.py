@@ -1,0 +1,320 @@
+"""Rows that are new to the lake: retries removed, further completions of one request marked. Exact.
+
+Two rows are the same span when trace id and span id are equal on the same day of start time. A row is a further
+completion (n > 1) when request id, start time and service instance equal those of an earlier row with another span id.
+
+A Bloom filter for each day of start time says "surely new" for nearly every row; whatever it suspects is looked up in
+the lake's files, in the row groups whose time range holds the suspect's start time. So the filter decides only what is
+read, never what is kept, and the horizon is the whole lake: a day that is not in memory is loaded, or looked up
+directly when few rows ask for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vllm_slo.analytics.bloom import Bloom, Hashes, Keys, mix
+from vllm_slo.analytics.lake import DataFile, Lake, Writer
+from vllm_slo.analytics.parquet import SOURCES
+
+MEMORY_BYTES = 128 << 20
+DIRECT_SHARE = 50
+"""A day is looked up without loading it while the rows that asked for it number less than 1/50 of the rows it has."""
+
+Mask = npt.NDArray[np.bool_]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Rows to append, what was found, and the version of the table that this is true of."""
+
+    rows: pa.Table
+    duplicates: int
+    shared: int
+    version: int
+
+
+@dataclass
+class _Day:
+    """What is known of one day of one table; ``bloom`` is null until the day is loaded."""
+
+    bloom: Bloom | None = None
+    files: set[str] = field(default_factory=set)
+    asked: int = 0
+
+
+class Dedup:
+    """The memory of what the lake holds, for one writer. Not for use by several threads at once."""
+
+    def __init__(self, lake: Lake, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._lake = lake
+        self._memory_bytes = memory_bytes
+        self._days: dict[tuple[str, str], _Day] = {}
+        self._own: set[tuple[str, Writer]] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory taken by the filters."""
+        return sum(day.bloom.size_bytes for day in self._days.values() if day.bloom)
+
+    def check(self, table: str, rows: pa.Table) -> Checked:
+        """What of the rows is new to the table as it is now.
+
+        The first of equal rows stays, in the order given; duplicates are removed. For `requests`, a further completion
+        without a quality mark gets `shared_request_id`. Rows without ids are kept.
+        """
+        version = self._lake.refresh(table)
+        if rows.num_rows == 0:
+            return Checked(rows, 0, 0, version)
+        ids = _id_hashes(rows)
+        siblings = _sibling_hashes(rows) if table == "requests" else None
+        suspects = _repeated(ids)
+        if siblings is not None:
+            suspects |= _repeated(siblings)
+        files: dict[str, list[DataFile]] = {}
+        for file in self._lake.data_files(table):
+            files.setdefault(dict(file.partition)["day"], []).append(file)
+        for day, chosen in _by_day(rows):
+            hashes = ids[chosen] if siblings is None else np.concatenate([ids[chosen], siblings[chosen]])
+            found = self._suspects(table, day, files.get(day, []), Keys.of(hashes), int(chosen.sum()))
+            suspects[chosen] |= found if siblings is None else found[: len(found) // 2] | found[len(found) // 2 :]
+        if not suspects.any():
+            return Checked(rows, 0, 0, version)
+        return self._resolve(table, rows, suspects, files, version)
+
+    def committed(self, table: str, writer: Writer) -> None:
+        """Tell that the checked rows went into the table under this writer: its files need not be read again."""
+        self._own.add((table, writer))
+
+    def load(self, table: str, day: str) -> None:
+        """Read the ids of a day (`2026-11-30`) into memory ahead of its first row."""
+        self._lake.refresh(table)
+        files = [f for f in self._lake.data_files(table) if dict(f.partition)["day"] == day]
+        self._catch_up(table, day, files, load=True)
+
+    def _suspects(self, table: str, day: str, files: list[DataFile], keys: Keys, rows: int) -> Mask:
+        state = self._catch_up(table, day, files, load=False)
+        if state.bloom is None:
+            state.asked += rows
+            if state.asked * DIRECT_SHARE < sum(f.rows for f in files):
+                return np.ones(len(keys), dtype=bool)
+            state = self._catch_up(table, day, files, load=True)
+        bloom = state.bloom
+        if bloom is None:
+            return np.ones(len(keys), dtype=bool)
+        found = bloom.contains(keys)
+        self._make_room((table, day), bloom.growth_bytes(len(keys)))
+        bloom.add(keys)
+        return found
+
+    def _catch_up(self, table: str, day: str, files: list[DataFile], *, load: bool) -> _Day:
+        """The day with all that others committed to it; loaded when asked for or when the lake has none of it."""
+        key = (table, day)
+        state = self._days.pop(key, None) or _Day()
+        self._days[key] = state  # most recently used last
+        if state.bloom is None and (load or not files):
+            state.bloom, state.asked = Bloom(self._memory_bytes), 0
+        if state.bloom is None:
+            return state
+        for file in files:
+            if file.path in state.files:
+                continue
+            writer = file.writer
+            if (writer is None or (table, writer) not in self._own) and not self._sources(table, file) <= state.files:
+                self._learn(table, key, state.bloom, file)
+            if writer is not None:
+                self._own.discard((table, writer))
+            state.files.add(file.path)
+        return state
+
+    def _sources(self, table: str, file: DataFile) -> set[str]:
+        """The files that maintenance merged into this one; a set holding the file itself if it is no such file."""
+        if file.writer is not None:
+            return {file.path}
+        filesystem, path = self._lake.filesystem(table, file)
+        metadata = pq.read_metadata(path, filesystem=filesystem).metadata or {}
+        text = metadata.get(SOURCES.encode())
+        return set(text.decode().split("\n")) if text else {file.path}
+
+    def _learn(self, table: str, key: tuple[str, str], bloom: Bloom, file: DataFile) -> None:
+        filesystem, path = self._lake.filesystem(table, file)
+        columns = ["start_time", "trace_id", "span_id", *(["request_id"] if table == "requests" else [])]
+        with pq.ParquetFile(path, filesystem=filesystem) as parquet:
+            for batch in parquet.iter_batches(batch_size=65_536, columns=columns):
+                rows = pa.Table.from_batches([batch])
+                hashes = _id_hashes(rows)
+                if table == "requests":
+                    hashes = np.concatenate([hashes, _sibling_hashes(rows)])
+                self._make_room(key, bloom.growth_bytes(len(hashes)))
+                bloom.add(Keys.of(hashes))
+
+    def _make_room(self, keep: tuple[str, str], size: int) -> None:
+        """Forget the days that were used longest ago until a filter may grow."""
+        for key in list(self._days):
+            if self.size_bytes + size <= self._memory_bytes:
+                return
+            if key != keep:
+                self._days[key] = _Day()
+
+    def _resolve(
+        self, table: str, rows: pa.Table, suspects: Mask, files: dict[str, list[DataFile]], version: int
+    ) -> Checked:
+        at = np.flatnonzero(suspects)
+        picked = rows.take(pa.array(at))
+        times = np.unique(_times(picked))
+        ids: set[tuple[bytes, bytes]] = set()
+        firsts: dict[tuple[str, int, str | None], set[bytes]] = {}
+        for day in {str(d) for d in picked["day"].unique().to_pylist()}:
+            for file in files.get(day, []):
+                for row in self._rows_at(table, file, times):
+                    _note(row, ids, firsts)
+        drop, mark = np.zeros(rows.num_rows, dtype=bool), np.zeros(rows.num_rows, dtype=bool)
+        for place, row in zip(at, _identities(picked), strict=True):
+            trace, span, time, request, instance = row
+            if trace is not None and span is not None and (trace, span) in ids:
+                drop[place] = True
+                continue
+            others = firsts.get((request, time, instance), set()) if request is not None else set()
+            mark[place] = bool(others - {span})
+            _note(row, ids, firsts)
+        return _applied(rows, drop, mark, version)
+
+    def _rows_at(self, table: str, file: DataFile, times: npt.NDArray[np.int64]) -> list[_Identity]:
+        """Identities of a file's rows that start at one of the times, reading no row group without any."""
+        if file.low is not None and file.high is not None and not _any_between(times, _us(file.low), _us(file.high)):
+            return []
+        filesystem, path = self._lake.filesystem(table, file)
+        found: list[_Identity] = []
+        columns = ["start_time", "trace_id", "span_id"]
+        columns += ["request_id", "service_instance_id"] if table == "requests" else []
+        with pq.ParquetFile(path, filesystem=filesystem) as parquet:
+            place = parquet.schema_arrow.get_field_index("start_time")
+            for group in range(parquet.num_row_groups):
+                statistics = parquet.metadata.row_group(group).column(place).statistics
+                if statistics is not None and not _any_between(times, _us(statistics.min), _us(statistics.max)):
+                    continue
+                stored = _times(parquet.read_row_group(group, columns=["start_time"]))
+                hits = np.flatnonzero(np.isin(stored, times))
+                if len(hits):
+                    found += _identities(parquet.read_row_group(group, columns=columns).take(pa.array(hits)))
+        return found
+
+
+_Identity = tuple[bytes | None, bytes | None, int, str | None, str | None]
+
+
+def _note(row: _Identity, ids: set[tuple[bytes, bytes]], firsts: dict[tuple[str, int, str | None], set[bytes]]) -> None:
+    trace, span, time, request, instance = row
+    if trace is None or span is None:
+        return
+    ids.add((trace, span))
+    if request is not None:
+        firsts.setdefault((request, time, instance), set()).add(span)
+
+
+def _identities(rows: pa.Table) -> list[_Identity]:
+    """trace id, span id, start time in microseconds, request id, instance of each row (null where there is none)."""
+    empty: list[None] = [None] * rows.num_rows
+    names = rows.schema.names
+    return list(
+        zip(
+            rows["trace_id"].to_pylist(),
+            rows["span_id"].to_pylist(),
+            _times(rows).tolist(),
+            rows["request_id"].to_pylist() if "request_id" in names else empty,
+            rows["service_instance_id"].to_pylist() if "request_id" in names else empty,
+            strict=True,
+        )
+    )
+
+
+def _applied(rows: pa.Table, drop: Mask, mark: Mask, version: int) -> Checked:
+    shared = 0
+    if mark.any():
+        place = rows.schema.get_field_index("quality")
+        unmarked = np.asarray(rows["quality"].is_null().to_numpy(), dtype=bool)
+        shared = int((mark & unmarked & ~drop).sum())
+        quality = pa.array(
+            np.where(mark & unmarked, "shared_request_id", np.array(rows["quality"].to_pylist(), dtype=object)),
+            type=pa.string(),
+        )
+        rows = rows.set_column(place, rows.schema.field(place), quality)
+    return Checked(rows.filter(pa.array(~drop)) if drop.any() else rows, int(drop.sum()), shared, version)
+
+
+def _by_day(rows: pa.Table) -> list[tuple[str, Mask]]:
+    days = rows["day"].combine_chunks()
+    numbers = days.view(pa.int32()).to_numpy()
+    distinct = np.unique(numbers)
+    return [(str(np.datetime64(int(number), "D")), numbers == number) for number in distinct]
+
+
+def _repeated(hashes: Hashes) -> Mask:
+    """Which hashes occur more than once."""
+    ordered = np.sort(hashes)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    return np.isin(hashes, twice) if len(twice) else np.zeros(len(hashes), dtype=bool)
+
+
+def _id_hashes(rows: pa.Table) -> Hashes:
+    (low, high), (span,) = _tail_words(rows["trace_id"], 2), _tail_words(rows["span_id"], 1)
+    return mix(mix(low) ^ high) ^ mix(span)
+
+
+def _sibling_hashes(rows: pa.Table) -> Hashes:
+    """Of start time and request id (its last 32 bytes); of the span id where there is no request id."""
+    column = rows["request_id"]
+    hashes = mix(_times(rows).view(np.uint64))
+    for word in _tail_words(column, 4):
+        hashes = mix(hashes ^ word)
+    if column.null_count:
+        absent = np.asarray(column.is_null().to_numpy(), dtype=bool)
+        hashes = np.where(absent, mix(~_id_hashes(rows)), hashes)
+    return hashes
+
+
+def _tail_words(column: pa.ChunkedArray, words: int) -> list[Hashes]:
+    """The last ``8 * words`` bytes of each value as 64-bit words, last first, zero-filled in front; zeros for null."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    n = len(array)
+    _, offset_buffer, data = array.buffers()
+    if data is None or data.size == 0:
+        return [np.zeros(n, dtype=np.uint64) for _ in range(words)]
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + n + 1].astype(np.int64)
+    padded = np.concatenate([np.zeros(8 * words, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8)])
+    every = np.ndarray((len(padded) - 7,), dtype=np.uint64, buffer=padded, strides=(1,))
+    ends, lengths = offsets[1:] + 8 * words, np.diff(offsets)
+    result = []
+    for back in range(words):
+        word = every[ends - 8 * (back + 1)]
+        missing = np.clip(8 * (back + 1) - lengths, 0, 8)
+        if missing.any():
+            word = np.where(missing == 8, 0, (word >> (8 * np.minimum(missing, 7)).astype(np.uint64)))
+        result.append(word.astype(np.uint64))
+    return result
+
+
+def _times(rows: pa.Table) -> npt.NDArray[np.int64]:
+    column = rows["start_time"].combine_chunks()
+    return np.asarray(column.view(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _us(time: datetime) -> int:
+    return (time.astimezone(UTC) - _EPOCH) // _MICROSECOND
+
+
+def _any_between(times: npt.NDArray[np.int64], low: int, high: int) -> bool:
+    """Whether one of the sorted times lies in [low, high]."""
+    first = int(np.searchsorted(times, low))
+    return first < len(times) and int(times[first]) <= high

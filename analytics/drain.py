@@ -1,0 +1,92 @@
+"""Decoded rows -> the lake, exactly once for each table, whatever dies in between.
+
+Order of the commits of one segment: spans, requests, rollups. Each carries the writer and number as a Delta application
+transaction, so a replay skips what is there. If requests went in and rollups did not, the replay reads the rows back
+from the files of that very transaction (they carry its name, and maintenance leaves them alone until the rollups are
+in), so rollups count exactly the rows that the table holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from vllm_slo.analytics import rollup
+from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.dedup import Dedup
+from vllm_slo.analytics.lake import CommitConflict, Lake, Writer
+
+ALONE = "vllm-slo-dedup"
+"""Application transaction shared by all writers that remove duplicates: of two at once, one looks again."""
+ATTEMPTS = 50
+"""Tries against other writers; each failed one means that another writer got through."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Rows that this call committed, rows it found in the lake already, further completions it marked."""
+
+    requests: int = 0
+    spans: int = 0
+    duplicates: int = 0
+    shared: int = 0
+
+
+class Drain:
+    """Applies segments to a lake. One thread at a time; other processes may drain into the same lake."""
+
+    def __init__(self, lake: Lake, buckets: Buckets, dedup: Dedup | None = None) -> None:
+        self._lake = lake
+        self._buckets = buckets
+        self._dedup = dedup or Dedup(lake)
+
+    def apply(self, writer_id: str, number: int, requests: pa.Table, spans: pa.Table) -> Applied:
+        """Commit the rows of one segment.
+
+        A writer applies its numbers in ascending order and does not go on past a number that failed: numbers at or
+        below the last one committed count as replays. Replaying a segment, whole or half applied, gives the same lake.
+        Empty tables are skipped. Raises LakeError when the lake cannot be written; call again with the same arguments.
+        """
+        writer = (writer_id, number)
+        spans_in, span_doubles, _ = self._new_rows("spans", spans, writer)
+        requests_in, request_doubles, shared = self._new_rows("requests", requests, writer)
+        if requests.num_rows and not self._is_applied("rollups", writer):
+            kept = self._written(writer) if requests_in is None else requests_in
+            if kept.num_rows:
+                self._lake.append("rollups", rollup.rows(kept, self._buckets), writer)
+        return Applied(
+            requests=requests_in.num_rows if requests_in is not None else 0,
+            spans=spans_in.num_rows if spans_in is not None else 0,
+            duplicates=span_doubles + request_doubles,
+            shared=shared,
+        )
+
+    def _new_rows(self, table: str, rows: pa.Table, writer: Writer) -> tuple[pa.Table | None, int, int]:
+        """The rows committed, duplicates and further completions; no rows (null) when the number was applied before."""
+        if rows.num_rows == 0:
+            return rows, 0, 0
+        for attempt in range(ATTEMPTS):
+            if self._is_applied(table, writer):
+                return None, 0, 0
+            checked = self._dedup.check(table, rows)
+            if checked.rows.num_rows == 0:
+                return checked.rows, checked.duplicates, checked.shared
+            try:
+                if not self._lake.append(table, checked.rows, writer, alone=ALONE, checked_version=checked.version):
+                    return None, 0, 0
+            except CommitConflict:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            self._dedup.committed(table, writer)
+            return checked.rows, checked.duplicates, checked.shared
+        raise AssertionError("unreachable")
+
+    def _is_applied(self, table: str, writer: Writer) -> bool:
+        highest = self._lake.applied(table, writer[0])
+        return highest is not None and highest >= writer[1]
+
+    def _written(self, writer: Writer) -> pa.Table:
+        self._lake.refresh("requests")
+        return self._lake.read("requests", [f for f in self._lake.data_files("requests") if f.writer == writer])
