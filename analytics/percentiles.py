@@ -121,7 +121,7 @@ def _from_rollups(
         connection,
         f"with binned as (select metric, shard, bucket, bin, sum(count)::bigint as n from ({stored}) "
         "where quality is null and bin is not null group by all), "
-        "summed as (select metric, grouping(shard) as s, grouping(bucket) as b, shard, bucket, bin, sum(n)::bigint as n "
+        "summed as (select metric, grouping(shard) as s, grouping(bucket) as b, shard, bucket, bin, sum(n)::bigint n "
         f"from binned group by metric, bin, {_SETS}) "
         "select metric, s, b, shard, bucket, list(bin order by bin), list(n order by bin) from summed "
         "group by metric, s, b, shard, bucket order by shard, bucket",

@@ -164,12 +164,16 @@ class Reader:
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A cursor over the lake as it is now; reopens only when a commit came since the last call."""
+        return self.snapshot()[1]
+
+    def snapshot(self) -> tuple[tuple[int, ...], duckdb.DuckDBPyConnection]:
+        """The versions of the tables, and a cursor over them."""
         with self._lock:
             versions = tuple(self.lake.refresh(table.name) for table in TABLES)
             if self._connection is None or versions != self._versions:
                 self._connection = connect(self.lake, self.buckets, self.settings)
                 self._versions = versions
-            return self._connection.cursor()
+            return versions, self._connection.cursor()
 
     def refresh(self) -> None:
         """Make the next cursor open anew, whatever the versions say."""

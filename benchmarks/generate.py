@@ -123,7 +123,7 @@ def _batch(random: np.random.Generator, first: float, last: float, size: int, fl
 
 
 def _times_on_the_load_curve(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Start in epoch microseconds for a share of the day's requests, and the load then (0.1 at night, 1 at the peak)."""
+    """Start in epoch microseconds for a share of the day's requests, and the load then (0.1 by night, 1 at noon)."""
     grid = np.linspace(0, 1, 1_441)
     load = 0.55 - 0.45 * np.cos(2 * np.pi * grid)
     cumulative = np.concatenate([[0.0], np.cumsum((load[1:] + load[:-1]) / 2)])
