@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from vllm_slo.analytics import events
 from vllm_slo.analytics.lake import Lake
-from vllm_slo.exporters.schema import ENGINE_SAMPLES, EVENTS
+from vllm_slo.exporters.schema import ENGINE_SAMPLES
 from vllm_slo.exporters.vllm.changes import Event
 
 Models = dict[str, str]
@@ -23,21 +24,19 @@ class LakeSink:
         self._lake = lake
         self._writer = writer
         self._learned = learned
-        tables = (ENGINE_SAMPLES.name, EVENTS.name)
-        self._number = max((lake.applied(table, writer) or 0) for table in tables)
+        self._number = lake.applied(ENGINE_SAMPLES.name, writer) or 0
         self._batch: pa.Table | None = None
         self._models: Models = {}
 
-    def __call__(self, rows: pa.Table, events: list[Event]) -> None:
+    def __call__(self, rows: pa.Table, happened: list[Event]) -> None:
         """Store one batch. Raises what the lake raises; then the batch may be given again."""
         if rows is not self._batch:
             self._batch = rows
             self._number += 1
-        writer = (self._writer, self._number)
         if rows.num_rows:
-            self._lake.append(ENGINE_SAMPLES.name, rows, writer=writer)
-        if events:
-            self._lake.append(EVENTS.name, pa.Table.from_pylist(events, schema=EVENTS.schema), writer=writer)
+            self._lake.append(ENGINE_SAMPLES.name, rows, (self._writer, self._number))
+        if happened:
+            events.add(self._lake, events.table(happened))
         found = {**self._models, **models(rows)}
         if found != self._models:
             self._models = found
