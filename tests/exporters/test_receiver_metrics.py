@@ -18,10 +18,10 @@ from vllm_slo.exporters.receiver.tally import Tally
 
 
 def series(running: Running) -> dict[tuple[str, ...], float]:
-    """Samples of ``/metrics`` by name (without prefix) and label values."""
+    """Samples of ``/metrics`` by name (without prefix) and label values, in the order of the labels' names."""
     text = httpx.get(f"{running.url}/metrics").text
     return {
-        (sample.name.removeprefix(PREFIX), *sample.labels.values()): sample.value
+        (sample.name.removeprefix(PREFIX), *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -37,10 +37,10 @@ def test_what_was_taken_and_refused_is_counted(tmp_path: Path) -> None:
         found = series(running)
         on_disk = sum(path.stat().st_size for path in (tmp_path / "spool").glob("*.seg"))
     assert found[("spans_accepted_total",)] == 4
-    assert found[("bodies_total", "grpc", "accepted")] == 1
-    assert found[("bodies_total", "grpc", "partial")] == 1
-    assert found[("bodies_total", "grpc", "unusable")] == 1
-    assert found[("bodies_total", "http_json", "unusable")] == 1
+    assert found[("bodies_total", "accepted", "grpc")] == 1
+    assert found[("bodies_total", "partial", "grpc")] == 1
+    assert found[("bodies_total", "unusable", "grpc")] == 1
+    assert found[("bodies_total", "unusable", "http_json")] == 1
     assert found[("spans_refused_total", "malformed_json")] == 1
     assert sum(value for key, value in found.items() if key[0] == "spans_refused_total") == 3
     assert found[("attributes_dropped_total", "gen_ai.prompt*")] == 3
@@ -59,7 +59,7 @@ def test_push_backs_are_counted_by_cause(tmp_path: Path) -> None:
             running.export(body(1))
         found = series(running)
     assert found[("back_pressure_total", "spool_full")] == 1
-    assert found[("bodies_total", "grpc", "pushed_back")] == 1
+    assert found[("bodies_total", "pushed_back", "grpc")] == 1
     assert found[("spans_accepted_total",)] == 0
 
 
