@@ -164,7 +164,8 @@ class Scraper:
             now = self._clock()
             state = self._states[target]
             scrape = read(text, now, target, state.vllm_version)
-            if scrape.page.vllm_samples and (state.vllm_version is None or scrape.process_start != state.process_start):
+            new = state.vllm_version is None or state.failing or scrape.process_start != state.process_start
+            if new and scrape.page.vllm_samples:
                 version = await self._version(target)
                 scrape = read(text, now, target, version)
                 state = replace(state, vllm_version=version, process_start=scrape.process_start)

@@ -205,17 +205,22 @@ def client_aborts(subject: Subject) -> tuple[Answer, ...]:
     cure = "Count them in front of vLLM (gateway, client) and send those spans here too."
     said = "requests that clients give up leave no span and no count: the slowest are missing from every percentile"
     page = subject.page
-    answered = 0.0
+    answered = finished = None
     if page is not None:
+        finished = page.value("request_params_n", ("_count",))  # one a request; request_success has one a completion
         answered = sum(
             sample.value
             for sample in page.of(HTTP_REQUESTS)
             if sample.labels.get("handler") in GENERATION_HANDLERS and sample.labels.get("status", "").startswith("2")
         )
-    finished = page.value("request_success") if page is not None else None
     if not answered or finished is None:
         return note(f"With every vLLM, {said}.", cure)
-    return note(f"{answered:g} requests answered over HTTP, {finished:g} finished in the engine; {said}.", cure)
+    if answered > finished:
+        missing = f"{answered - finished:g} of {answered:g} requests answered over HTTP never finished in the engine"
+        return warning(f"{missing}: given up by clients, most likely. {said.capitalize()}.", cure)
+    return note(
+        f"{answered:g} requests answered over HTTP, {finished:g} finished in the engine. {said.capitalize()}.", cure
+    )
 
 
 def several_completions(subject: Subject) -> tuple[Answer, ...]:
