@@ -21,7 +21,7 @@ class BodyError(SloError):
 
 @dataclass(frozen=True)
 class Refusal:
-    """``count`` spans left out for one reason (a short snake_case counter label); ``detail`` names the first of them."""
+    """``count`` spans left out for one reason (a short snake_case counter label); ``detail`` names the first."""
 
     reason: str
     count: int
@@ -51,7 +51,7 @@ class Decoded:
     """Rows of one body.
 
     ``requests`` and ``spans`` have exactly the columns of ``schema.REQUESTS`` and ``schema.SPANS``.
-    ``clean_body`` holds the accepted spans without prompt text; it is the very object that came in when nothing changed.
+    ``clean_body`` holds the accepted spans without prompt text; it is the object that came in when nothing changed.
     ``dropped_attributes`` counts the attributes removed, by key pattern.
     """
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from vllm_slo.exporters.otlp.decoded import BodyError
 from vllm_slo.exporters.otlp.proto import envelope
@@ -68,10 +66,8 @@ def _salvage_scopes(raw: bytes, where: str, request: Any, refusals: Refusals, er
 
 
 def _group(request: Any, group: Any, scopes: list[tuple[int, Any]], where: str, refusals: Refusals) -> None:
-    resource = Resource()
     try:
-        for part in group.resource:
-            resource.MergeFromString(part)
+        resource = _parsed(resource=group.resource).resource
     except DecodeError as error:
         count = sum(len(scope.spans) for _, scope in scopes)
         refusals.add(MALFORMED_GROUP, f"{where}.resource is not valid protobuf: {error}", count)
@@ -79,19 +75,26 @@ def _group(request: Any, group: Any, scopes: list[tuple[int, Any]], where: str, 
     kept = request.resource_spans.add(resource=resource, schema_url=_text(group.schema_url))
     for position, scope in scopes:
         place = f"{where}.scope_spans[{position}]"
-        named = InstrumentationScope()
         try:
-            for part in scope.scope:
-                named.MergeFromString(part)
+            named = _parsed(scope=scope.scope).scope_spans[0].scope
         except DecodeError as error:
             refusals.add(MALFORMED_GROUP, f"{place}.scope is not valid protobuf: {error}", len(scope.spans))
             continue
         into = kept.scope_spans.add(scope=named, schema_url=_text(scope.schema_url))
         for number, raw in enumerate(scope.spans):
             try:
-                into.spans.append(Span.FromString(raw))
+                into.spans.append(_parsed(spans=[raw]).scope_spans[0].spans[0])
             except DecodeError as error:
                 refusals.add(MALFORMED_SPAN, f"{place}.spans[{number}] is not valid protobuf: {error}")
+
+
+def _parsed(resource: Iterable[bytes] = (), scope: Iterable[bytes] = (), spans: Iterable[bytes] = ()) -> Any:
+    """The ``ResourceSpans`` of one part, parsed at its depth in a body: protobuf's nesting limit stays the same."""
+    kinds = envelope()
+    inner = kinds["ScopeSpans"](scope=scope, spans=spans).SerializeToString()
+    outer = kinds["ResourceSpans"](resource=resource, scope_spans=[inner]).SerializeToString()
+    body = kinds["Request"](resource_spans=[outer]).SerializeToString()
+    return ExportTraceServiceRequest.FromString(body).resource_spans[0]
 
 
 def _text(value: bytes) -> str:
