@@ -19,8 +19,8 @@ from vllm_slo.exporters.vllm.metrics import Target, read
 _EPOCH_NAME = re.compile(r"^(?P<seconds>\d{9,10}(?:\.\d+)?)\.(?:txt|prom)(?:\.gz)?$")
 
 
-def pages(path: Path) -> Iterator[tuple[datetime, str]]:
-    """The saved pages in order of time, each with its moment.
+def pages(path: Path, after: datetime | None = None) -> Iterator[tuple[datetime, str]]:
+    """The saved pages in order of time, each with its moment; with ``after`` only later ones.
 
     The moment is the epoch second in the file's name; for a single file with another name, when it was last written.
     In a folder, files with other names are passed over.
@@ -38,7 +38,8 @@ def pages(path: Path) -> Iterator[tuple[datetime, str]]:
     if not dated:
         raise SloError(f"{path}: no file named <epoch seconds>.txt or <epoch seconds>.txt.gz; rename the pages so")
     for when, file in sorted(dated):
-        yield when, _text(file)
+        if after is None or when > after:
+            yield when, _text(file)
 
 
 def samples_from_folder(path: Path, instance: str, shard: str | None = None) -> tuple[pa.Table, list[Event]]:

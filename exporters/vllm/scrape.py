@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,6 +19,7 @@ from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.schema import ENGINE_SAMPLES
 from vllm_slo.exporters.vllm.changes import Event, Seen, observe
 from vllm_slo.exporters.vllm.metrics import Target, read
+from vllm_slo.exporters.vllm.recorded import pages
 
 Sink = Callable[[pa.Table, list[Event]], None]
 """Takes one batch: rows of ENGINE_SAMPLES and rows of EVENTS. Called in a worker thread, one call at a time.
@@ -35,6 +37,7 @@ PAGE_BYTES = 64 * 2**20
 BUFFERED_ROWS = 100_000
 """Rows kept while the sink fails (a day of 5-second scrapes of 6 engines); beyond it the oldest batches go, counted."""
 
+_FILE = "file://"
 _log = logging.getLogger(__name__)
 
 
@@ -60,12 +63,15 @@ class TargetState:
     process_start: datetime | None = None
     clock_offset_seconds: float | None = None
     seen: Seen | None = None
+    read_until: datetime | None = None
+    """The moment of the latest saved page, for a target that is a file or a folder."""
 
 
 def parse_target(text: str) -> Target:
-    """A target as written on the command line: ``URL``, ``URL=INSTANCE`` or ``URL=INSTANCE@SHARD``.
+    """A target as written on the command line: ``URL``, ``URL=INSTANCE``, ``URL=INSTANCE@SHARD`` or ``PATH=INSTANCE``.
 
     Without a path the page is ``/metrics``; without a scheme it is http. Without INSTANCE it is host:port.
+    PATH begins with ``/`` or ``.`` and is a page that something else keeps writing, or a folder of such pages.
     Raises SloError.
 
     >>> parse_target("localhost:8000=general-0@general")
@@ -73,6 +79,10 @@ def parse_target(text: str) -> Target:
     """
     address, _, name = text.strip().partition("=")
     instance, _, shard = name.partition("@")
+    if address.startswith(("/", "./", "../")):
+        if not instance:
+            raise SloError(f"--scrape {text}: a saved page names no server; write PATH=INSTANCE")
+        return Target(f"{_FILE}{Path(address).absolute()}", instance, shard or None)
     url = address if "://" in address else f"http://{address}"
     try:
         parts = urlsplit(url)
@@ -117,6 +127,7 @@ class Scraper:
     """Reads all targets, each on its own interval, and hands a batch to the sink about every ``flush_seconds``.
 
     A failing target or sink is counted and shown in ``states`` and ``sink_error``; nothing stops the loop but ``stop``.
+    Of saved pages, those from after the scraper was made are taken, so that a restart reads none twice.
     """
 
     def __init__(
@@ -141,6 +152,7 @@ class Scraper:
         self._events: list[Event] = []
         self._batches: list[tuple[pa.Table, list[Event]]] = []
         self._flushing = asyncio.Lock()
+        self._made = clock()
         self.rows_delivered = 0
         self.rows_dropped = 0
         self.sink_failures = 0
@@ -159,6 +171,8 @@ class Scraper:
 
     async def scrape(self, target: Target) -> bool:
         """Read one target once; False when that failed. What it gave waits in the buffer."""
+        if target.url.startswith(_FILE):
+            return await self._saved_pages(target)
         try:
             text, date = await self._page(target)
             now = self._clock()
@@ -194,6 +208,26 @@ class Scraper:
         if scrape.rows.num_rows:
             self._rows.append(scrape.rows)
         self._events += events
+        return True
+
+    async def _saved_pages(self, target: Target) -> bool:
+        state = self._states[target]
+        path, after = Path(target.url.removeprefix(_FILE)), state.read_until or self._made
+        try:
+            found = await asyncio.to_thread(lambda: list(pages(path, after)))
+        except SloError as error:
+            self._failed(target, str(error))
+            return False
+        for when, text in found:
+            scrape = read(text, when, target)
+            seen, events = observe(state.seen, scrape, when, target)
+            state = replace(
+                state, seen=seen, read_until=when, successes=state.successes + 1, last_success=self._clock()
+            )
+            self._rows.append(scrape.rows)
+            self._events += events
+        waiting = "no page yet from after the start; `vllm-slo import` loads recordings"
+        self._states[target] = replace(state, failing=False, warning=None if state.read_until else waiting)
         return True
 
     async def flush(self) -> bool:

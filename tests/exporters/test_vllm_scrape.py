@@ -276,10 +276,46 @@ def test_a_target_is_an_address_and_the_name_of_the_instance(
     assert (target.url, target.instance, target.shard) == (url, instance, shard)
 
 
+def test_saved_pages_are_taken_as_they_come_and_never_twice(tmp_path: Path) -> None:
+    def save(seconds: float) -> None:
+        (tmp_path / f"{NOW.timestamp() + seconds:.0f}.txt").write_text(PAGE)
+
+    save(-60)
+    store = Store()
+
+    async def watch(scraper: Scraper) -> None:
+        await once(scraper)
+        assert scraper.states[0].warning is not None
+        save(10)
+        save(20)
+        await once(scraper)
+        await once(scraper)
+        save(30)
+        await once(scraper)
+
+    (state,) = scraping(answer, watch, store, f"{tmp_path}=general-0@general").states
+    rows = pa.concat_tables(store.kept)
+    assert [(time - NOW).total_seconds() for time in rows["time"].to_pylist()] == [10, 20, 30]
+    assert (state.successes, state.failures, state.warning) == (3, 0, None)
+    assert len(store.events) == 1
+
+
+def test_an_absent_file_is_a_failure_that_is_shown(tmp_path: Path) -> None:
+    (state,) = scraping(answer, once, Store(), f"{tmp_path}/none.txt=a").states
+    assert state.failing
+    assert state.last_error is not None
+    assert "none.txt: absent" in state.last_error
+
+
 @pytest.mark.parametrize("text", ["", "ftp://a", "http://", "http://a:99999", "http://a?x", "http://[::1"])
 def test_an_address_that_cannot_be_scraped_is_refused_with_the_cure(text: str) -> None:
     with pytest.raises(SloError, match=r"write http://HOST:PORT=INSTANCE"):
         parse_target(text)
+
+
+def test_a_saved_page_needs_the_name_of_its_instance() -> None:
+    with pytest.raises(SloError, match="PATH=INSTANCE"):
+        parse_target("./page.txt")
 
 
 def test_the_version_is_beside_the_page() -> None:
