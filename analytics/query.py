@@ -56,15 +56,8 @@ def connect(lake: Lake, buckets: Buckets, settings: QuerySettings | None = None)
     if limits.threads is not None:
         connection.execute("set threads = ?", [limits.threads])
     connection.execute("set parquet_metadata_cache = true")
-    files = {table.name: lake.files(table.name) for table in TABLES} if lake.is_local else {}
-    connection.execute("set allowed_paths = ?", [[path for paths in files.values() for path in paths]])
-    for table in TABLES:
-        if lake.is_local:
-            source = files_sql(table, files[table.name])
-        else:
-            source = f"dataset_{table.name}"
-            connection.register(source, _dataset(lake, table))
-        connection.execute(f"create view {table.name} as {view_sql(table, source, buckets)}")
+    files = create_views(connection, lake, buckets)
+    connection.execute("set allowed_paths = ?", [files])
     for setting in _LOCKS:
         connection.execute(f"set {setting}")
     return connection
@@ -81,6 +74,23 @@ _LOCKS = (
     "enable_external_access = false",
     "lock_configuration = true",
 )
+
+
+def create_views(connection: duckdb.DuckDBPyConnection, lake: Lake, buckets: Buckets) -> list[str]:
+    """Make the view of each table, and `stored.<table>` with the columns as they are stored; the local files behind."""
+    used: list[str] = []
+    connection.execute("create schema stored")
+    for table in TABLES:
+        if lake.is_local:
+            files = lake.files(table.name)
+            used += files
+            source = f"(select {', '.join(table.schema.names)} from {files_sql(table, files)})"
+        else:
+            source = f"dataset_{table.name}"
+            connection.register(source, _dataset(lake, table))
+        connection.execute(f"create view stored.{table.name} as from {source}")
+        connection.execute(f"create view {table.name} as {view_sql(table, f'stored.{table.name}', buckets)}")
+    return used
 
 
 def _dataset(lake: Lake, table: Table) -> ds.Dataset:

@@ -273,20 +273,22 @@ def load(file: Path) -> Config:
 
 
 def parse(text: str, file: Path) -> Config:
-    """The configuration that ``text`` holds; ``file`` names it in messages and anchors its relative paths."""
+    """The configuration that ``text`` holds; ``file`` names it in messages and anchors its relative paths.
+
+    A section without a line in it is the section of the defaults.
+    """
     try:
         content = yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: {_yaml_fault(error)}") from error
-    if content is None:
-        content = {}
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigError(
             f"{file}: found {json.dumps(content, default=str)}, which is not `key: value` lines; "
             "see vllm-slo.example.yaml"
         )
     try:
-        config = Config.model_validate(content)
+        config = Config.model_validate({key: value for key, value in content.items() if value is not None})
     except ValidationError as error:
         raise ConfigError("\n".join(f"{file}: {_describe(fault)}" for fault in error.errors())) from error
     config = _anchored(config, file.absolute().parent)

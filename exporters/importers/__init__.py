@@ -1,0 +1,1 @@
+"""Files -> OTLP bodies or rows: every form of telemetry that people keep. Must not know: the lake."""

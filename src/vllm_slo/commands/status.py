@@ -1,0 +1,131 @@
+"""`vllm-slo status`: how lake and receiver are, whether anything runs or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vllm_slo.commands.invocation import Invocation
+
+if TYPE_CHECKING:
+    from vllm_slo.analytics.query import Reader
+
+_QUALITY_SQL = """
+select coalesce(quality, 'counts') as reason, count(*)::bigint as all_time,
+       (count(*) filter (where start_time >= $1))::bigint as last_day
+from requests group by quality order by (quality is null) desc, 2 desc, 1
+"""
+_LAST_SQL = "select max(end_time) from requests where quality is null"
+
+
+@click.command("status")
+@click.option(
+    "--spool", metavar="FOLDER", type=click.Path(path_type=Path), help="The receiver's spool. [default: LAKE/spool]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.pass_obj
+def status(invocation: Invocation, spool: Path | None, as_json: bool) -> None:
+    """Show the tables, what waits in the spool, what was refused and left out, and how much of the traffic arrived.
+
+    Reads without locking anything: it works beside a running receiver and without one.
+    """
+    report = _report(invocation, spool, datetime.now(UTC))
+    if as_json:
+        click.echo(json.dumps(report, indent=2, default=_plain))
+    else:
+        _print(report)
+
+
+def _report(invocation: Invocation, spool: Path | None, now: datetime) -> dict[str, Any]:
+    from vllm_slo.exporters.receiver.state import look
+    from vllm_slo.exporters.schema import SCHEMA_VERSION
+
+    reader = invocation.reader()
+    lake = reader.lake
+    folder = spool or (Path(lake.path) / "spool" if lake.is_local else None)
+    ((last,),) = _rows(reader, _LAST_SQL)
+    return {
+        "lake": lake.path,
+        "schema_version": SCHEMA_VERSION,
+        "time": now,
+        "tables": {name: dataclasses.asdict(stats) for name, stats in lake.table_stats().items()},
+        "last_request_end": last,
+        "quality": [
+            {"reason": reason, "all_time": total, "last_day": day}
+            for reason, total, day in _rows(reader, _QUALITY_SQL, [now - timedelta(days=1)])
+        ],
+        "spool": dataclasses.asdict(look(folder)) if folder else None,
+    }
+
+
+def _rows(reader: Reader, sql: str, parameters: list[object] | None = None) -> list[tuple[Any, ...]]:
+    table = reader.run(sql, parameters or [])
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def _print(report: dict[str, Any]) -> None:
+    from vllm_slo.commands.rendering import write_counts
+
+    now: datetime = report["time"]
+    click.echo(f"lake {report['lake']}  (schema version {report['schema_version']})")
+    tables = [
+        (name, f"{s['rows']:,}", f"{s['files']:,}", _size(s["size_bytes"]), _ago(s["last_commit"], now))
+        for name, s in report["tables"].items()
+    ]
+    write_counts(("table", "rows", "files", "size", "last commit"), tables, sys.stdout)
+    click.echo(f"newest request ended {_ago(report['last_request_end'], now)}\n")
+    quality = [(q["reason"], f"{q['all_time']:,}", f"{q['last_day']:,}") for q in report["quality"]]
+    write_counts(("requests by quality", "all", "last 24 h"), quality or [("none yet", "0", "0")], sys.stdout)
+    click.echo()
+    _print_spool(report["spool"], now)
+
+
+def _print_spool(spool: dict[str, Any] | None, now: datetime) -> None:
+    from vllm_slo.commands.rendering import write_counts
+
+    if spool is None:
+        click.echo("spool: not in a lake at a URL; name it with --spool")
+        return
+    owner = f"receiver runs (process {spool['owner']})" if spool["owner"] else "no receiver runs"
+    waiting = f"{spool['waiting_segments']} segments, {_size(spool['waiting_bytes'])} wait"
+    since = f", the oldest written {_ago(spool['waiting_since'], now)}" if spool["waiting_since"] else ""
+    click.echo(f"spool {spool['folder']}: {owner}; {waiting}{since}")
+    counts = [
+        (f"{name.replace('_', ' ')} {label}".strip(), f"{count:,}")
+        for name, labels in spool["counts"].items()
+        for label, count in labels.items()
+    ]
+    if counts:
+        write_counts((f"counted until {_ago(spool['counted_time'], now)}", "since the first start"), counts, sys.stdout)
+    for segment, reason in spool["quarantined"].items():
+        click.echo(f"quarantined {segment}: {reason}")
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _ago(moment: datetime | None, now: datetime) -> str:
+    if moment is None:
+        return "never"
+    seconds = (now - moment).total_seconds()
+    for unit, width in (("s", 60.0), ("min", 60.0), ("h", 48.0)):
+        if seconds < width:
+            return f"{max(seconds, 0):.0f} {unit} ago"
+        seconds /= 60 if unit != "h" else 24
+    return f"{seconds:.0f} days ago ({moment:%Y-%m-%d %H:%M} UTC)"
+
+
+def _plain(value: object) -> object:
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
