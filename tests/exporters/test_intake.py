@@ -291,7 +291,7 @@ def test_a_segment_is_sealed_by_size(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_memory_limit_are_left_to_the_spool(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Limits(free_bytes=0, segment_seconds=60, table_bytes=3 * len(body(1))))
+    bench = Bench(tmp_path, Limits(free_bytes=0, segment_seconds=60, table_bytes=3 * 16 * 1024))
 
     async def work() -> None:
         for _ in range(3):

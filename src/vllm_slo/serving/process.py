@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from prometheus_client.registry import CollectorRegistry
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.drain import Drain
 from vllm_slo.analytics.lake import Lake
-from vllm_slo.analytics.maintenance import Maintenance, RetentionSettings
+from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.otlp import fast, json, plain
 from vllm_slo.exporters.otlp.decoded import DecodeSettings
@@ -54,7 +55,7 @@ class ServeSettings:
     receiver: ReceiverSettings
     decode: DecodeSettings = field(default_factory=DecodeSettings)
     buckets: Buckets = field(default_factory=Buckets)
-    retention: RetentionSettings = field(default_factory=RetentionSettings)
+    maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     maintenance_seconds: float = 60.0
     scrape: tuple[ScrapeSettings, ...] = ()
     app: AppSettings | None = None
@@ -112,7 +113,8 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
         lambda: draining.committed_time,
     )
     draining = Draining(spool, receiver.intake, decode, _commit(Drain(lake, settings.buckets)), tally, counters)
-    maintenance = Periodic("maintenance", Maintenance(lake, settings.retention).run_once, settings.maintenance_seconds)
+    upkeep = Maintenance(lake, settings.maintenance, lambda: datetime.now(UTC))
+    maintenance = Periodic("maintenance", upkeep.run_once, settings.maintenance_seconds)
     async with contextlib.AsyncExitStack() as ending:
         ending.callback(maintenance.stop, 1.0)
         await receiver.start()
