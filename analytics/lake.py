@@ -1,8 +1,7 @@
 """The lake: one Delta table for each table of the schema, on a local folder or an object store.
 
-Delta keeps the schema version as the table property ``vllm_slo.schemaVersion`` (part of the table's metadata, so it
-survives checkpoints and log clean-up). Data files are written here and committed with Delta's own transaction protocol;
-any other engine that reads Delta reads the same rows.
+Data files are written here and committed with Delta's own transaction protocol, so any engine that reads Delta reads
+the same rows.
 """
 
 from __future__ import annotations
@@ -20,34 +19,30 @@ from threading import RLock
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from vllm_slo.analytics import parquet
-from vllm_slo.exporters.errors import SloError
+from vllm_slo.analytics.upgrade import (
+    LakeError,
+    absent,
+    absolute,
+    check_folder,
+    filesystem_of,
+    first_line,
+    load,
+    make,
+    schema_version,
+    upgrade,
+)
 from vllm_slo.exporters.schema import SCHEMA_VERSION, TABLES, Table
-
-VERSION_PROPERTY = "vllm_slo.schemaVersion"
-PROPERTIES: dict[str, str] = {
-    "delta.checkpointInterval": "20",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 hours",
-    "delta.enableExpiredLogCleanup": "false",
-    "delta.dataSkippingNumIndexedCols": "3",
-}
-"""A commit's cost grows by 0.08 ms for each commit since the last checkpoint and a checkpoint costs about 25 ms, so 20
-is near the minimum (8 ms a commit). Old log entries are removed by maintenance, not while the receiver commits."""
 
 Writer = tuple[str, int]
 """Application id and its ascending number: a Delta application transaction."""
 
 _APPLICATION = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PART = re.compile(r"part-(?P<app>[A-Za-z0-9._-]{1,128})-(?P<number>\d+)-[0-9a-f]{16}\.parquet")
-
-
-class LakeError(SloError):
-    """A lake that cannot be opened, read or written, with the cure."""
 
 
 class CommitConflict(LakeError):
@@ -107,7 +102,7 @@ class Lake:
         self._options = options
         self._locks = {name: RLock() for name in tables}
         self._files: dict[str, tuple[int, list[DataFile]]] = {}
-        self._filesystem, self._root = _filesystem(path)
+        self._filesystem, self._root = filesystem_of(path)
 
     @classmethod
     def open(
@@ -126,29 +121,27 @@ class Lake:
         Object stores take their credentials from ``storage_options`` or the environment, as Delta and Arrow do.
         Raises LakeError for a place that cannot be a lake and for a lake newer than this program.
         """
-        path = _absolute(location)
+        path = absolute(location)
         options = dict(storage_options or {})
         if "://" not in path:
-            _check_folder(Path(path), create)
-        handles: dict[str, DeltaTable] = {}
-        for table in tables:
-            uri = f"{path}/{table.name}"
-            handle = _load(uri, options)
-            if handle is None and not create:
+            check_folder(Path(path), create)
+        found = {table.name: load(f"{path}/{table.name}", options) for table in tables}
+        versions = {name: schema_version(handle, f"{path}/{name}") for name, handle in found.items() if handle}
+        for name, at in versions.items():
+            if at > version:
                 raise LakeError(
-                    f"{path}: there is no lake here (table `{table.name}` is missing); name the right place with --lake "
-                    "or VLLM_SLO_LAKE, or make one with `vllm-slo up` or `vllm-slo import`"
-                )
-            if handle is None:
-                handle = _make(uri, table, version, options)
-            found = _schema_version(handle, uri)
-            if found > version:
-                raise LakeError(
-                    f"{uri}: schema version {found}, this vllm-slo knows {version}; "
+                    f"{path}/{name}: schema version {at}, this vllm-slo knows {version}; "
                     "upgrade vllm-slo (pip install --upgrade vllm-slo) or use another lake"
                 )
-            if create and found < version:
-                _upgrade(handle, table, version)
+        handles: dict[str, DeltaTable] = {}
+        for table in tables:
+            handle = found[table.name]
+            if handle is None and not create:
+                raise absent(path, table.name, whole=not versions)
+            if handle is None:
+                handle = make(f"{path}/{table.name}", table, version, options)
+            elif create and versions[table.name] < version:
+                upgrade(handle, table, version)
             handles[table.name] = handle
         return cls(path, {t.name: t for t in tables}, handles, writable=create, options=options)
 
@@ -160,10 +153,10 @@ class Lake:
                 handle.update_incremental()
             except TableNotFoundError as error:
                 raise LakeError(
-                    f"{self.path}/{table}: the table is gone: {_first_line(error)}; restart with the lake in place"
+                    f"{self.path}/{table}: the table is gone: {first_line(error)}; restart with the lake in place"
                 ) from error
             except (DeltaError, OSError):
-                handle = _load(f"{self.path}/{table}", self._options) or handle
+                handle = load(f"{self.path}/{table}", self._options) or handle
                 self._handles[table] = handle
             return int(handle.version())
 
@@ -182,7 +175,7 @@ class Lake:
         alone: str | None = None,
         checked_version: int | None = None,
     ) -> bool:
-        """Commit rows in one transaction, sorted by time, one file a partition; false if the writer's number was applied.
+        """Commit rows in one transaction, sorted by time, one file a partition; false if the number was applied before.
 
         ``writer``: application id and number. An application must append its numbers in ascending order: a number at
         or below the last one committed is taken for a replay and changes nothing.
@@ -263,19 +256,34 @@ class Lake:
             self.refresh(table)
             return [f.uri for f in self.data_files(table)]
 
-    def read(self, table: str, files: Iterable[DataFile], columns: Sequence[str] | None = None) -> pa.Table:
+    def read(
+        self,
+        table: str,
+        files: Iterable[DataFile],
+        columns: Sequence[str] | None = None,
+        *,
+        dictionaries: bool = False,
+    ) -> pa.Table:
         """Rows of some files in the table's columns, partition columns filled in, file by file in the order given.
 
-        Columns that a file does not have yet are null.
+        Columns that a file does not have yet are null. ``dictionaries``: see `parquet.read`.
         """
         definition = self.tables[table]
         wanted = list(columns) if columns is not None else [c.name for c in definition.columns]
-        schema = pa.schema([definition.schema.field(name) for name in wanted])
         parts = [
-            parquet.read(self._filesystem, self._file_path(table, f.path), definition, wanted, dict(f.partition))
-            for f in files
+            parquet.read(
+                self._filesystem,
+                self._file_path(table, file.path),
+                definition,
+                wanted,
+                dict(file.partition),
+                dictionaries=dictionaries,
+            )
+            for file in files
         ]
-        return pa.concat_tables(parts) if parts else schema.empty_table()
+        if not parts:
+            return pa.schema([definition.schema.field(name) for name in wanted]).empty_table()
+        return pa.concat_tables(parts).unify_dictionaries()
 
     def filesystem(self, table: str, file: DataFile) -> tuple[fs.FileSystem, str]:
         """Where Arrow finds a file."""
@@ -368,10 +376,10 @@ class Lake:
                 commit_properties=CommitProperties(app_transactions=marks),
             )
         except CommitFailedError as error:
-            raise CommitConflict(f"{self.path}/{table.name}: {_first_line(error)}; look again and retry") from error
+            raise CommitConflict(f"{self.path}/{table.name}: {first_line(error)}; look again and retry") from error
         except (DeltaError, OSError) as error:
             raise LakeError(
-                f"{self.path}/{table.name}: the commit failed: {_first_line(error)}; check space and permissions there"
+                f"{self.path}/{table.name}: the commit failed: {first_line(error)}; check space and permissions there"
             ) from error
         if self.is_local:
             self._fsync_log(table.name, before + 1)
@@ -422,96 +430,6 @@ class Lake:
         return sorted(files, key=lambda f: (f.low is not None, f.low, f.path) if f.low else (False, None, f.path))
 
 
-def _absolute(location: str | os.PathLike[str]) -> str:
-    text = os.fspath(location)
-    return text.rstrip("/") if "://" in text else os.path.abspath(os.path.expanduser(text))
-
-
-def _filesystem(path: str) -> tuple[fs.FileSystem, str]:
-    if "://" not in path:
-        return fs.LocalFileSystem(), path
-    try:
-        filesystem, root = fs.FileSystem.from_uri(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise LakeError(
-            f"{path}: {_first_line(error)}; a lake is a folder or an s3://, gs://, abfs:// or file:// URL"
-        ) from error
-    return filesystem, root.rstrip("/")
-
-
-def _check_folder(path: Path, create: bool) -> None:
-    if path.is_file():
-        raise LakeError(f"{path}: is a file; a lake is a folder: name another place with --lake or VLLM_SLO_LAKE")
-    if not path.is_dir() and not create:
-        raise LakeError(
-            f"{path}: there is no lake here; name the right place with --lake or VLLM_SLO_LAKE, "
-            "or make one with `vllm-slo up` or `vllm-slo import`"
-        )
-    if create:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LakeError(f"{path}: cannot be made: {error.strerror}; choose a place that can be written") from error
-
-
-def _load(uri: str, options: dict[str, str]) -> DeltaTable | None:
-    try:
-        return DeltaTable(uri, storage_options=options or None)
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        raise LakeError(
-            f"{uri}: the table cannot be read: {_first_line(error)}; restore {uri}/_delta_log from a backup, "
-            "check the credentials of an object store, or move the table away to begin a new one"
-        ) from error
-
-
-def _make(uri: str, table: Table, version: int, options: dict[str, str]) -> DeltaTable:
-    try:
-        DeltaTable.create(
-            uri,
-            schema=Schema.from_arrow(table.schema),
-            mode="ignore",
-            partition_by=list(table.partition_by),
-            name=table.name,
-            description=table.description,
-            configuration={**PROPERTIES, VERSION_PROPERTY: str(version)},
-            storage_options=options or None,
-            raise_if_key_not_exists=False,
-        )
-    except (DeltaError, OSError) as error:
-        raise LakeError(
-            f"{uri}: the table cannot be made: {_first_line(error)}; check space and permissions there"
-        ) from error
-    handle = _load(uri, options)
-    if handle is None:
-        raise LakeError(f"{uri}: the table was made and is not there; check that nothing removes files from the lake")
-    return handle
-
-
-def _schema_version(handle: DeltaTable, uri: str) -> int:
-    text = handle.metadata().configuration.get(VERSION_PROPERTY)
-    if text is None or not text.isdigit():
-        raise LakeError(
-            f"{uri}: a Delta table that vllm-slo did not make (property {VERSION_PROPERTY} is {text!r}); "
-            "use another place for the lake"
-        )
-    return int(text)
-
-
-def _upgrade(handle: DeltaTable, table: Table, version: int) -> None:
-    """Add the columns that the table lacks (null in older rows), then record the version.
-
-    Killed in between, the next opening finishes the work: what is there is not added again.
-    """
-    present = {field.name for field in handle.schema().fields}
-    missing = [pa.field(c.name, c.type) for c in table.columns if c.name not in present]
-    if missing:
-        handle.alter.add_columns(list(Schema.from_arrow(pa.schema(missing)).fields))
-    handle.alter.set_table_properties({VERSION_PROPERTY: str(version)}, raise_if_not_exists=False)
-    handle.update_incremental()
-
-
 def _in_columns(rows: pa.Table, table: Table) -> pa.Table:
     if rows.schema.names == table.schema.names:
         return rows
@@ -532,7 +450,3 @@ def _fsync(path: Path) -> None:
 
 def _milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

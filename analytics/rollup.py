@@ -1,13 +1,13 @@
 """Requests -> rollups: exact counts, exact sums and log2 histograms that add up.
 
-A rollup row is one cell: level, start of its time, shard, model, priority, bucket, metric, and a bin for the histograms.
+A rollup row is one cell: level, start of its time, shard, model, priority, bucket, metric, a bin for the histograms.
 Rows of the same cell, written by different commits, are summed (`merge`); a reader that sums them itself gets the same.
 Ratios are never stored: sum both halves, then divide.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vllm_slo.analytics.buckets import Buckets
-from vllm_slo.exporters.schema import (
-    BINS_PER_OCTAVE,
-    DATE,
-    NON_POSITIVE_BIN,
-    ROLLUP_METRICS,
-    ROLLUPS,
-    SECONDS_SUM,
-    TIME,
+from vllm_slo.analytics.cells import (
+    NO_BIN,
+    Cells,
+    Integers,
+    coarser,
+    decimals,
+    distinct,
+    halves,
+    joined,
+    sums,
 )
-
-Integers = npt.NDArray[np.int64]
+from vllm_slo.exporters.schema import BINS_PER_OCTAVE, DATE, NON_POSITIVE_BIN, ROLLUP_METRICS, ROLLUPS, TEXT, TIME
 
 LEVELS: dict[str, int] = {"minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 """Level -> its length in microseconds, finest first; each divides the next."""
-
 HISTOGRAMS: dict[str, str] = {
     "time_to_first_token": "time_to_first_token_seconds",
     "request_duration": "request_duration_seconds",
@@ -39,12 +39,12 @@ HISTOGRAMS: dict[str, str] = {
 }
 """Metric -> column of `requests`; `time_per_output_token` is computed beside them."""
 TOTALS: tuple[str, ...] = ("prompt_tokens", "completion_tokens")
+LABELS: tuple[str, ...] = ("shard", "model", "priority", "bucket")
 
 _METRICS = tuple(ROLLUP_METRICS)
-_NO_BIN = -32767
 _BILLION = 1_000_000_000
-_EXACT_ROWS = 1 << 20
-"""Sums of 32-bit halves stay exact in float64 (below 2^53) up to this many values."""
+_SLICE_ROWS = 1 << 20
+"""Most rows that `cells.sums` adds exactly at once."""
 
 
 def rows(requests: pa.Table, buckets: Buckets) -> pa.Table:
@@ -55,79 +55,89 @@ def rows(requests: pa.Table, buckets: Buckets) -> pa.Table:
     time_per_output_token = decode / (completion tokens - 1), to the nearest nanosecond, for two tokens and more.
     No request gives no rows.
     """
-    slices = [requests.slice(at, _EXACT_ROWS) for at in range(0, requests.num_rows, _EXACT_ROWS)]
-    if not slices:
-        return ROLLUPS.schema.empty_table()
+    slices = [requests.slice(at, _SLICE_ROWS) for at in range(0, requests.num_rows, _SLICE_ROWS)]
     parts = [_rows(part, buckets) for part in slices]
+    if not parts:
+        return ROLLUPS.schema.empty_table()
     return parts[0] if len(parts) == 1 else merge(pa.concat_tables(parts))
 
 
 def merge(rollups: pa.Table) -> pa.Table:
-    """One row for each cell, counts and sums added; ordered by level, day, time, metric, labels and bin."""
-    keys = [name for name in ROLLUPS.schema.names if name not in ("count", "value_sum")]
-    summed = rollups.group_by(keys).aggregate([("count", "sum"), ("value_sum", "sum")])
-    summed = summed.rename_columns([*keys, "count", "value_sum"]).select(ROLLUPS.schema.names).cast(ROLLUPS.schema)
-    order = ("level", "day", "time", "metric", "shard", "model", "bucket", "priority", "quality", "bin")
-    return summed.sort_by([(name, "ascending") for name in order])
+    """One row for each cell, counts and sums added; in order of time, metric and labels within each level."""
+    rollups = rollups.combine_chunks()
+    encoded = [_codes(_column(rollups, name)) for name in LABELS]
+    label, labels = distinct([codes for codes, _ in encoded])
+    quality, qualities = _codes(_column(rollups, "quality"))
+    metric, metrics = _codes(_column(rollups, "metric"))
+    low, high, has_sum = halves(_column(rollups, "value_sum"))
+    bin_ = pc.fill_null(_column(rollups, "bin"), NO_BIN).to_numpy(zero_copy_only=False).astype(np.int64)
+    cells = Cells(
+        time=_int64(rollups["time"]),
+        day=_int64(rollups["day"]),
+        metric=metric,
+        label=label,
+        quality=quality,
+        bin=bin_,
+        count=_int64(rollups["count"]),
+        low=low,
+        high=high,
+        has_sum=has_sum,
+    )
+    columns = _label_columns(encoded, labels)
+    levels = _column(rollups, "level")
+    tables = []
+    for level in levels.unique().to_pylist():
+        chosen = np.flatnonzero(pc.equal(levels, level).to_numpy(zero_copy_only=False))
+        tables.append(_table(coarser(cells.at(chosen), 1), level, 1, columns, qualities, metrics))
+    return pa.concat_tables(tables) if tables else ROLLUPS.schema.empty_table()
 
 
-def bins(nanoseconds: Integers) -> npt.NDArray[np.int16]:
+def bins(nanoseconds: Integers) -> Integers:
     """The bin of each duration: ceil(32 * log2(seconds)), NON_POSITIVE_BIN for durations <= 0."""
     positive = nanoseconds > 0
     seconds = np.where(positive, nanoseconds, _BILLION) / _BILLION
-    return np.where(positive, np.ceil(BINS_PER_OCTAVE * np.log2(seconds)), NON_POSITIVE_BIN).astype(np.int16)
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """Cells as columns: ``group`` indexes the label columns, ``high * 2^32 + low`` is the sum in billionths."""
-
-    time: Integers
-    day: Integers
-    group: Integers
-    metric: Integers
-    quality: Integers
-    bin: Integers
-    count: Integers
-    low: Integers
-    high: Integers
-    has_sum: npt.NDArray[np.bool_]
+    return np.where(positive, np.ceil(BINS_PER_OCTAVE * np.log2(seconds)), NON_POSITIVE_BIN).astype(np.int64)
 
 
 def _rows(requests: pa.Table, buckets: Buckets) -> pa.Table:
-    labels = {
-        "shard": requests["shard"].combine_chunks(),
-        "model": requests["model"].combine_chunks(),
-        "priority": requests["priority"].combine_chunks(),
-        "bucket": buckets.of(requests["prompt_tokens"]),
-    }
-    group, groups = _combined([_codes(column) for column in labels.values()])
-    quality, qualities = _codes(requests["quality"].combine_chunks())
-    time = _int64(requests["start_time"]) // LEVELS["minute"]
-    day = _int64(requests["day"])
-    # One code a row for (minute, day, group): the place that every metric below is summed into.
-    (place, places) = _compact_columns([time, day, group])
+    bucket = buckets.of(requests["prompt_tokens"])
+    encoded = [_codes(bucket if name == "bucket" else _column(requests, name)) for name in LABELS]
+    label, labels = distinct([codes for codes, _ in encoded])
+    quality, qualities = _codes(_column(requests, "quality"))
+    minute = _int64(requests["start_time"]) // LEVELS["minute"]
+    place, places = distinct([minute, _int64(requests["day"]), label])
     counted = quality == 0
 
-    pieces = [_counts(place, quality, np.ones(len(place), dtype=bool), "requests")]
-    pieces.append(_counts(place, np.zeros_like(quality), counted & _failed(requests), "errors"))
+    pieces = [_summed("requests", places, place, quality=quality)]
+    failed = counted & _failed(requests)
+    pieces.append(_summed("errors", places, place[failed]))
     for metric in TOTALS:
-        values, valid = _values(requests[metric])
-        pieces.append(_sums(place, values, valid & counted, metric, scale=_BILLION))
-    for metric, column in HISTOGRAMS.items():
-        values, valid = _nanoseconds(requests[column])
-        pieces.append(_histogram(place, values, valid & counted, metric))
-    values, valid = _time_per_output_token(requests)
-    pieces.append(_histogram(place, values, valid & counted, "time_per_output_token"))
+        values, valid = _values(_column(requests, metric))
+        valid &= counted
+        pieces.append(_summed(metric, places, place[valid], values=values[valid], scale=_BILLION))
+    for metric, (values, valid) in _durations(requests):
+        valid &= counted
+        pieces.append(_summed(metric, places, place[valid], bin_=bins(values[valid]), values=values[valid]))
 
-    cells = _joined(pieces, places)
-    tables = []
-    finer = LEVELS["minute"]
+    columns = _label_columns(encoded, labels)
+    metrics = pa.array(_METRICS)
+    cells, finer, tables = joined(pieces), LEVELS["minute"], []
     for level, length in LEVELS.items():
-        cells = _coarser(cells, length // finer)
+        cells = coarser(cells, length // finer)
         finer = length
-        tables.append(_table(cells, level, length, groups, labels, qualities))
+        tables.append(_table(cells, level, length, columns, qualities, metrics))
     return pa.concat_tables(tables)
+
+
+def _durations(requests: pa.Table) -> Iterable[tuple[str, tuple[Integers, npt.NDArray[np.bool_]]]]:
+    for metric, column in HISTOGRAMS.items():
+        yield metric, _nanoseconds(_column(requests, column))
+    decode, has_decode = _nanoseconds(_column(requests, "decode_seconds"))
+    tokens, has_tokens = _values(_column(requests, "completion_tokens"))
+    valid = has_decode & has_tokens & (tokens > 1)
+    gaps = np.where(valid, tokens - 1, 1)
+    whole, rest = np.divmod(decode, gaps)
+    yield "time_per_output_token", (whole + (rest >= gaps - rest), valid)
 
 
 def _failed(requests: pa.Table) -> npt.NDArray[np.bool_]:
@@ -138,51 +148,29 @@ def _failed(requests: pa.Table) -> npt.NDArray[np.bool_]:
     return np.asarray(failed.to_numpy(), dtype=bool)
 
 
-def _time_per_output_token(requests: pa.Table) -> tuple[Integers, npt.NDArray[np.bool_]]:
-    decode, has_decode = _nanoseconds(requests["decode_seconds"])
-    tokens, has_tokens = _values(requests["completion_tokens"])
-    valid = has_decode & has_tokens & (tokens > 1)
-    gaps = np.where(valid, tokens - 1, 1)
-    whole, rest = np.divmod(decode, gaps)
-    return whole + (rest >= gaps - rest), valid
-
-
-def _counts(place: Integers, quality: Integers, chosen: npt.NDArray[np.bool_], metric: str) -> _Cells:
-    return _summed(place[chosen], quality[chosen], None, None, metric, 1)
-
-
-def _sums(place: Integers, values: Integers, chosen: npt.NDArray[np.bool_], metric: str, scale: int) -> _Cells:
-    return _summed(place[chosen], None, None, values[chosen], metric, scale)
-
-
-def _histogram(place: Integers, values: Integers, chosen: npt.NDArray[np.bool_], metric: str) -> _Cells:
-    picked = values[chosen]
-    return _summed(place[chosen], None, bins(picked).astype(np.int64), picked, metric, 1)
-
-
 def _summed(
-    place: Integers, quality: Integers | None, bin_: Integers | None, values: Integers | None, metric: str, scale: int
-) -> _Cells:
-    """Cells of one metric; ``time`` holds the place until `_joined` resolves it."""
-    n = len(place)
-    columns = [place] + [c for c in (quality, bin_) if c is not None]
-    code, keys = _compact_columns(columns)
-    size = len(keys[0])
+    metric: str,
+    places: list[Integers],
+    place: Integers,
+    *,
+    quality: Integers | None = None,
+    bin_: Integers | None = None,
+    values: Integers | None = None,
+    scale: int = 1,
+) -> Cells:
+    """The cells of one metric over rows at ``place``; ``places`` gives each place's minute, day and label."""
+    code, keys = distinct([place, *(c for c in (quality, bin_) if c is not None)])
+    at, size = keys[0], len(keys[0])
     zeros = np.zeros(size, dtype=np.int64)
-    low, high = zeros, zeros
-    if values is not None and n:
-        low = np.bincount(code, weights=(values & 0xFFFFFFFF).astype(np.float64), minlength=size).astype(np.int64)
-        high = np.bincount(code, weights=(values >> 32).astype(np.float64), minlength=size).astype(np.int64)
-        if scale != 1:
-            low, high = low * scale, high * scale
-    rest = list(keys[1:])
-    return _Cells(
-        time=keys[0],
-        day=zeros,
-        group=zeros,
-        metric=np.full(size, _METRICS.index(metric)),
-        quality=rest.pop(0) if quality is not None else zeros,
-        bin=rest.pop(0) if bin_ is not None else np.full(size, _NO_BIN),
+    low, high = sums(code, values, size, scale) if values is not None else (zeros, zeros)
+    time, day, label = (key[at] for key in places)
+    return Cells(
+        time=time,
+        day=day,
+        metric=np.full(size, _METRICS.index(metric), dtype=np.int64),
+        label=label,
+        quality=keys[1] if quality is not None else zeros,
+        bin=keys[-1] if bin_ is not None else np.full(size, NO_BIN, dtype=np.int64),
         count=np.bincount(code, minlength=size),
         low=low,
         high=high,
@@ -190,120 +178,48 @@ def _summed(
     )
 
 
-def _joined(pieces: list[_Cells], places: list[Integers]) -> _Cells:
-    columns = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in _Cells.__dataclass_fields__}
-    place = columns["time"]
-    columns["time"], columns["day"], columns["group"] = (key[place] for key in places)
-    order = np.lexsort((columns["bin"], columns["quality"], columns["group"], columns["metric"], columns["time"]))
-    return _Cells(**{name: column[order] for name, column in columns.items()})
-
-
-def _coarser(cells: _Cells, factor: int) -> _Cells:
-    """The cells with their times in units ``factor`` times as long, equal ones summed."""
-    time = cells.time // factor
-    if len(time) == 0 or bool(np.all(cells.time == cells.time[0])):
-        return replace(cells, time=time)
-    keys = (time, cells.day, cells.metric, cells.group, cells.quality, cells.bin)
-    order = np.lexsort(keys[::-1])
-    changed = np.zeros(len(order), dtype=bool)
-    changed[0] = True
-    for key in keys:
-        ordered = key[order]
-        changed[1:] |= ordered[1:] != ordered[:-1]
-    first = np.flatnonzero(changed)
-    at = order[first]
-    return _Cells(
-        time=time[at],
-        day=cells.day[at],
-        group=cells.group[at],
-        metric=cells.metric[at],
-        quality=cells.quality[at],
-        bin=cells.bin[at],
-        count=np.add.reduceat(cells.count[order], first),
-        low=np.add.reduceat(cells.low[order], first),
-        high=np.add.reduceat(cells.high[order], first),
-        has_sum=cells.has_sum[at],
-    )
-
-
 def _table(
-    cells: _Cells,
-    level: str,
-    length: int,
-    groups: list[Integers],
-    labels: dict[str, pa.Array],
-    qualities: pa.Array,
+    cells: Cells, level: str, length: int, labels: dict[str, pa.Array], qualities: pa.Array, metrics: pa.Array
 ) -> pa.Table:
     columns: dict[str, pa.Array] = {
         "day": pa.array(cells.day.astype(np.int32)).cast(DATE),
         "level": pa.repeat(pa.scalar(level), len(cells.time)),
         "time": pa.array(cells.time * length).cast(TIME),
-        "metric": pa.array(_METRICS).take(pa.array(cells.metric)),
+        "metric": metrics.take(pa.array(cells.metric)),
         "quality": qualities.take(pa.array(cells.quality)),
-        "bin": pa.array(cells.bin.astype(np.int16), mask=cells.bin == _NO_BIN),
+        "bin": pa.array(cells.bin.astype(np.int16), mask=cells.bin == NO_BIN),
         "count": pa.array(cells.count),
-        "value_sum": _decimals(cells.low, cells.high, ~cells.has_sum),
+        "value_sum": decimals(cells.low, cells.high, cells.has_sum),
     }
-    for (name, column), key in zip(labels.items(), groups, strict=True):
-        values = pa.concat_arrays([pa.nulls(1, column.type), column.dictionary_encode().dictionary])
-        columns[name] = values.take(pa.array(key[cells.group]))
+    label = pa.array(cells.label)
+    columns |= {name: values.take(label) for name, values in labels.items()}
     return pa.table([columns[name] for name in ROLLUPS.schema.names], schema=ROLLUPS.schema)
 
 
-def _decimals(low: Integers, high: Integers, missing: npt.NDArray[np.bool_]) -> pa.Array:
-    """``high * 2^32 + low`` billionths as decimal(38, 9)."""
-    words = np.empty((len(low), 2), dtype=np.int64)
-    carried = high + (low >> 32)
-    words[:, 0] = (carried << 32) | (low & 0xFFFFFFFF)
-    words[:, 1] = carried >> 32
-    fits = pa.Array.from_buffers(SECONDS_SUM, len(low), [None, pa.py_buffer(words.tobytes())])
-    return pc.if_else(pa.array(missing), pa.scalar(None, SECONDS_SUM), fits)
+def _label_columns(encoded: list[tuple[Integers, pa.Array]], labels: list[Integers]) -> dict[str, pa.Array]:
+    """For each label column, its value in every combination."""
+    return {
+        name: dictionary.take(pa.array(codes))
+        for name, (_, dictionary), codes in zip(LABELS, encoded, labels, strict=True)
+    }
 
 
 def _codes(column: pa.Array) -> tuple[Integers, pa.Array]:
-    """0 for null, else 1 + the place in the dictionary; and the dictionary with null first."""
+    """0 for null, else 1 + the rank among the values; and the values in order with null first."""
     encoded = column.dictionary_encode()
-    codes = pc.fill_null(pc.add(encoded.indices, 1), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, pa.concat_arrays([pa.nulls(1, column.type), encoded.dictionary])
+    order = pc.sort_indices(encoded.dictionary)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order.to_numpy()] = np.arange(1, len(order) + 1)
+    indices = pc.fill_null(encoded.indices, len(order)).to_numpy(zero_copy_only=False)
+    values = encoded.dictionary.take(order)
+    return np.append(rank, 0)[indices], pa.concat_arrays([pa.nulls(1, values.type), values])
 
 
-def _combined(columns: list[tuple[Integers, pa.Array]]) -> tuple[Integers, list[Integers]]:
-    return _compact_columns([codes for codes, _ in columns])
-
-
-def _compact_columns(columns: list[Integers]) -> tuple[Integers, list[Integers]]:
-    """Each row's place among the distinct combinations, and those combinations column by column, in order."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    spans: list[tuple[int, int]] = []
-    total = 1
-    for column in columns:
-        low = int(column.min()) if len(column) else 0
-        width = (int(column.max()) - low + 1) if len(column) else 1
-        total *= width
-        if total >= 1 << 62:
-            return _compact_sorted(columns)
-        code = code * width + (column - low)
-        spans.append((low, width))
-    if total <= 4 * len(code) + 65_536:
-        seen = np.zeros(total, dtype=bool)
-        seen[code] = True
-        distinct = np.flatnonzero(seen)
-        place = np.cumsum(seen) - 1
-        inverse = place[code]
-    else:
-        distinct, inverse = np.unique(code, return_inverse=True)
-    keys: list[Integers] = []
-    for low, width in reversed(spans):
-        distinct, remainder = np.divmod(distinct, width)
-        keys.append(remainder + low)
-    return inverse, keys[::-1]
-
-
-def _compact_sorted(columns: list[Integers]) -> tuple[Integers, list[Integers]]:
-    """The same for columns whose combined range does not fit 62 bits: each is first made dense."""
-    pairs = [np.unique(column, return_inverse=True) for column in columns]
-    inverse, keys = _compact_columns([place for _, place in pairs])
-    return inverse, [values[key] for (values, _), key in zip(pairs, keys, strict=True)]
+def _column(table: pa.Table, name: str) -> pa.Array:
+    column = table[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+    return column.cast(TEXT) if pa.types.is_dictionary(column.type) else column
 
 
 def _int64(column: pa.ChunkedArray) -> Integers:
@@ -312,16 +228,14 @@ def _int64(column: pa.ChunkedArray) -> Integers:
     return np.asarray(array.view(width).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _values(column: pa.ChunkedArray) -> tuple[Integers, npt.NDArray[np.bool_]]:
-    array = column.combine_chunks()
-    valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+def _values(array: pa.Array) -> tuple[Integers, npt.NDArray[np.bool_]]:
+    valid = np.array(array.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
     return pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int64), valid
 
 
-def _nanoseconds(column: pa.ChunkedArray) -> tuple[Integers, npt.NDArray[np.bool_]]:
+def _nanoseconds(array: pa.Array) -> tuple[Integers, npt.NDArray[np.bool_]]:
     """decimal(18, 9) seconds as integer nanoseconds (the low word of each value), 0 for null."""
-    array = column.combine_chunks()
-    valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+    valid = np.array(array.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
     data = array.buffers()[1]
     if data is None:
         return np.zeros(len(array), dtype=np.int64), valid
