@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
+
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.importers import documents, tables
 from vllm_slo.exporters.importers.forms import FORMS, GZIP, HEAD_BYTES, Form, form_of
@@ -66,7 +68,8 @@ def _items(file: BinaryIO, form: Form | None, settings: DecodeSettings, zone: Zo
         case "delimited":
             yield from documents.records(file)
         case "parquet":
-            yield from tables.read(file, settings)
+            whole = isinstance(file, gzip.GzipFile)  # Parquet is read from its end; gzip only from its start
+            yield from tables.read(pa.BufferReader(file.read()) if whole else file, settings)
         case "json" | "protobuf":
             text = file.read(WHOLE_BYTES + 1)
             if len(text) > WHOLE_BYTES:

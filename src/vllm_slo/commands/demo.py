@@ -87,19 +87,33 @@ def default_lake(environment: dict[str, str]) -> Path:
 
 def load(invocation: Invocation) -> str:
     """Load the recording into the lake; what is there already stays. A few words on it."""
+    from dataclasses import replace
     from datetime import UTC, datetime
     from zoneinfo import ZoneInfo
 
     from vllm_slo.analytics.drain import Drain
     from vllm_slo.commands.loading import File, Loading
 
+    folder = Path(str(files("vllm_slo") / "demo_data"))
+    recordings = [File(path, path.name) for path in sorted(folder.glob("*.gz"))]
     lake = invocation.open_lake(create=True)
     config = invocation.config
-    drain = Drain(lake, config.bucket_settings())
-    loading = Loading(lake, drain, config.decode_settings(), datetime.now(UTC), ZoneInfo("UTC"))
-    recordings = sorted(Path(str(files("vllm_slo") / "demo_data")).glob("*.[gp]*"))
-    new = sum(loading.load([File(path, path.name)]).requests for path in recordings)
+    settings = replace(config.decode_settings(), models=_models(folder / "engine_samples.parquet.gz"))
+    loading = Loading(lake, Drain(lake, config.bucket_settings()), settings, datetime.now(UTC), ZoneInfo("UTC"))
+    new = sum(loading.load([recording]).requests for recording in recordings)
     return f"{new} requests loaded" if new else "loaded before"
+
+
+def _models(samples: Path) -> tuple[tuple[str, str], ...]:
+    """The model of each instance, as its /metrics said; spans of a stock vLLM do not name it."""
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = ["service_instance_id", "model"]
+    rows = pq.read_table(pa.BufferReader(gzip.decompress(samples.read_bytes())), columns=columns).to_pylist()
+    return tuple(sorted({(row["service_instance_id"], row["model"]) for row in rows}))
 
 
 def _port(wanted: int | None, free_port: Callable[[str], int]) -> int:
