@@ -28,6 +28,8 @@ from vllm_slo.exporters.vllm.doctor.flags import RETIRED, known
         ("python3 -m vllm.entrypoints.openai.api_server --model m", {"model": ("m",)}),
         ("/opt/venv/bin/vllm serve m --port 1", {"port": ("1",)}),
         ("--port 1", {"port": ("1",)}),
+        ("taskset -c 0 uv run vllm serve m --port 1", {"port": ("1",)}),
+        ("vllm serve m --port 1 2>&1 | tee log", {"port": ("1",)}),
         ("vllm serve m --port 1 --port 2", {"port": ("2",)}),
     ],
 )
@@ -41,6 +43,16 @@ def test_variables_before_the_program_are_its_environment() -> None:
     command = parse_command("export A=1; B='two words' vllm serve m")
     assert command.env == {"A": "1", "B": "two words"}
     assert command.model == "m"
+
+
+def test_a_script_is_read_up_to_the_server_it_starts() -> None:
+    command = parse_command(
+        "#!/bin/bash\nset -euo pipefail\nexport A='x y' B=2\n# vllm serve old --port 9\ncd /srv && sleep 1\n"
+        'exec vllm serve m \\\n  --port 1 \\\n  --kv-transfer-config \'{"a": 1,\n "b": 2}\' &\nwait\n'
+    )
+    assert command.env == {"A": "x y", "B": "2"}
+    assert command.model == "m"
+    assert command.options == {"port": ("1",), "kv-transfer-config": ('{"a": 1,\n "b": 2}',)}
 
 
 def test_a_container_brings_environment_network_and_version() -> None:

@@ -6,12 +6,14 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.vllm.doctor.flags import known
 
 _ASSIGNMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
-_BEFORE_PROGRAM = frozenset({"env", "export", "exec", "nohup", "sudo", "&&", ";"})
+_BEFORE_PROGRAM = frozenset({"env", "export", "exec", "nohup", "sudo"})
+_BETWEEN = ";&|\n"
 _CONTAINER_SWITCHES = frozenset(
     {
         "-d",
@@ -73,36 +75,57 @@ class CommandLine:
 def parse_command(text: str) -> CommandLine:
     """The command line of a server: ``vllm serve ...``, the api_server module, or ``docker run ... IMAGE ...``.
 
-    Variables may stand before it. Raises SloError when it cannot be split or starts no vLLM server.
+    Variables may stand before it, and so may wrappers (``taskset``, ``uv run``). A shell script will do: the first of
+    its commands that starts a server counts, with the variables set before it; nothing is expanded.
+    Raises SloError when the text cannot be split or starts no vLLM server.
 
     >>> parse_command("OTEL_SERVICE_NAME=vllm vllm serve m --max_num_seqs=8 --no-enable-prefix-caching").options
     {'max-num-seqs': ('8',), 'enable-prefix-caching': ('false',)}
     """
-    try:
-        tokens = shlex.split(text.replace("\\\n", " "))
-    except ValueError as error:
-        raise SloError(
-            f"--command: {error}; quote it as one argument: --command 'vllm serve MODEL --flag value'"
-        ) from error
     env: dict[str, str] = {}
-    at = 0
-    while at < len(tokens) and (tokens[at] in _BEFORE_PROGRAM or _ASSIGNMENT.match(tokens[at])):
-        if _ASSIGNMENT.match(tokens[at]):
-            name, _, value = tokens[at].rstrip(";").partition("=")
-            env[name] = value
-        at += 1
-    tokens = tokens[at:]
-    container, host_network, image_version = False, False, None
-    if tokens and tokens[0].rsplit("/", 1)[-1] in ("docker", "podman"):
-        container = True
-        tokens, more, host_network, image_version = _container(tokens[1:])
-        env |= more
-    options, strangers, model = _options(_arguments(tokens, container))
-    return CommandLine(options, model, strangers, env, container, host_network, image_version)
+    other = ""
+    for statement in _statements(text):
+        at = 0
+        while at < len(statement) and (statement[at] in _BEFORE_PROGRAM or _ASSIGNMENT.match(statement[at])):
+            if _ASSIGNMENT.match(statement[at]):
+                name, _, value = statement[at].partition("=")
+                env[name] = value
+            at += 1
+        tokens = statement[at:]
+        if tokens and tokens[0].rsplit("/", 1)[-1] in ("docker", "podman"):
+            if (contained := _container(tokens[1:])) is None:
+                raise SloError("--command: no image with 'vllm' in its name after docker run; give 'vllm serve ...'")
+            arguments, more, host_network, version = contained
+            options, strangers, model = _options(_server_arguments(arguments, bare=True) or [])
+            return CommandLine(options, model, strangers, {**env, **more}, True, host_network, version)
+        if (found := _server_arguments(tokens, bare=bool(tokens) and tokens[0].startswith("--"))) is not None:
+            options, strangers, model = _options(found)
+            return CommandLine(options, model, strangers, env)
+        other = other or " ".join(tokens[:3])
+    start = repr(other) if other else "an empty command"
+    raise SloError(f"--command: {start} starts no vLLM server; give 'vllm serve MODEL ...' or its options alone")
 
 
-def _container(tokens: Sequence[str]) -> tuple[list[str], dict[str, str], bool, str | None]:
-    """The part behind the image's name, the variables, whether the network is the host's, the version in the tag."""
+def _statements(text: str) -> list[list[str]]:
+    """The words of each command of a shell text; quotes are obeyed, comment lines left out."""
+    joined = re.sub(r"^\s*#.*$", "", text.replace("\\\n", " "), flags=re.MULTILINE)
+    lexer = shlex.shlex(joined, posix=True, punctuation_chars=_BETWEEN)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    statements: list[list[str]] = [[]]
+    try:
+        for token in lexer:
+            if token and not token.strip(_BETWEEN):
+                statements.append([])
+            else:
+                statements[-1].append(token)
+    except ValueError as error:
+        cure = "quote it as one argument: --command 'vllm serve MODEL --flag value'"
+        raise SloError(f"--command: {error}; {cure}") from error
+    return [statement for statement in statements if statement]
+
+
+def _container(tokens: Sequence[str]) -> tuple[list[str], dict[str, str], bool, str | None] | None:
+    """(what stands behind the image's name, variables, whether the network is the host's, version in the tag)."""
     env: dict[str, str] = {}
     host_network = False
     waiting = ""
@@ -120,26 +143,18 @@ def _container(tokens: Sequence[str]) -> tuple[list[str], dict[str, str], bool, 
             tag = _VERSION_TAG.match(token.rpartition(":")[2])
             return list(tokens[at + 1 :]), env, host_network, tag[1] if tag else None
         waiting = ""
-    raise SloError(
-        "--command: no image with 'vllm' in its name after docker run; give the arguments as 'vllm serve ...'"
-    )
+    return None
 
 
-def _arguments(tokens: Sequence[str], container: bool) -> list[str]:
-    """The arguments of the server."""
-    rest = list(tokens)
-    names = [token.rsplit("/", 1)[-1] for token in rest[:3]]
-    if len(rest) > 2 and names[0].startswith("python") and rest[1] == "-m" and rest[2] in _SERVER_MODULES:
-        rest = rest[3:]
-        return rest[1:] if rest[:1] == ["serve"] else rest
-    if names[:2] == ["vllm", "serve"]:
-        return rest[2:]
-    if container and names[:1] == ["serve"]:
-        return rest[1:]
-    if container or (rest and rest[0].startswith("--")):
-        return rest
-    start = " ".join(rest[:3]) or "nothing"
-    raise SloError(f"--command: {start!r} starts no vLLM server; give 'vllm serve MODEL ...' or its options alone")
+def _server_arguments(tokens: Sequence[str], *, bare: bool) -> list[str] | None:
+    """The arguments of the server; None when none is started. ``bare``: they may stand without a program."""
+    for at, (first, second) in enumerate(pairwise(tokens)):
+        if (first.rsplit("/", 1)[-1], second) == ("vllm", "serve"):
+            return list(tokens[at + 2 :])
+        if first == "-m" and second in _SERVER_MODULES:
+            rest = list(tokens[at + 2 :])
+            return rest[1:] if rest[:1] == ["serve"] else rest
+    return list(tokens) if bare else None
 
 
 def _options(arguments: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...], str | None]:

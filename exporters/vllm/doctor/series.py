@@ -104,7 +104,7 @@ def version(subject: Subject) -> tuple[Answer, ...]:
     tested = f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"
     if release < (0, 10):
         return warning(
-            f"vLLM {text} is far older than what is tested ({tested}): its engine writes other spans and series.",
+            f"vLLM {text} is far older than what is tested ({tested}): names differ, and its spans may lack latencies.",
             "Update vLLM; docs/vllm-versions.md lists what is read of older ones.",
         )
     if low <= release <= high:
