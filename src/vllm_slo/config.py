@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.maintenance import RetentionSettings
 from vllm_slo.analytics.query import QuerySettings
 from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
 from vllm_slo.exporters.errors import SloError
@@ -28,6 +29,9 @@ VARIABLE = "VLLM_SLO_CONFIG"
 
 _SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_RETENTION = RetentionSettings()
+_KEPT_DAYS = 365_000
+"""A thousand years: what null means for retention."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -75,8 +79,8 @@ class _Section(BaseModel):
 class TlsConfig(_Section):
     """Files of the certificate chain and of its private key, PEM."""
 
-    certificate: str = Field(examples=["/etc/vllm-slo/tls.crt"])
-    key: str = Field(examples=["/etc/vllm-slo/tls.key"])
+    certificate: str = Field(examples=["/etc/vllm-slo/tls.crt"], description="Certificate chain, PEM.")
+    key: str = Field(examples=["/etc/vllm-slo/tls.key"], description="Private key, PEM.")
 
 
 class PromptTextConfig(_Section):
@@ -108,7 +112,7 @@ class ReceiverConfig(_Section):
     tls: TlsConfig | None = Field(
         default=None, description="Serve both addresses with this certificate; null serves plain."
     )
-    max_body_bytes: Size = Field(default=16 * 1024**2, description="Largest body taken, also after decompression.")
+    max_body_bytes: Size = Field(default=16 * 1024**2, description="Largest request taken, as it travels.")
     spool_limit_bytes: Size = Field(
         default=4 * 1024**3, description="Senders are pushed back while more than this waits in the spool."
     )
@@ -144,18 +148,31 @@ class ScrapeConfig(_Section):
         return url
 
 
-class RetentionConfig(_Section):
-    """How long the lake keeps what."""
+Days = Annotated[int | None, Field(ge=1, le=_KEPT_DAYS, examples=[30])]
 
-    days: int | None = Field(
-        default=90, ge=1, description="Days that requests, spans and engine samples stay; null keeps them."
+
+class RetentionConfig(_Section):
+    """How long rows stay, in whole days before today; null keeps them."""
+
+    requests_days: Days = Field(default=_RETENTION.requests_days, description="Days that requests stay.")
+    spans_days: Days = Field(default=_RETENTION.spans_days, description="Days that other spans stay.")
+    engine_samples_days: Days = Field(
+        default=_RETENTION.engine_samples_days, description="Days that engine samples stay."
     )
-    rollup_days: int | None = Field(default=400, ge=1, description="Days that rollups stay; null keeps them.")
-    max_bytes: Annotated[int | None, BeforeValidator(_bytes)] = Field(
+    rollups_minute_days: Days = Field(
+        default=_RETENTION.rollups_minute_days, description="Days that the rollups of minutes stay."
+    )
+    rollups_hour_days: Days = Field(
+        default=_RETENTION.rollups_hour_days, description="Days that the rollups of hours stay."
+    )
+    rollups_day_days: Days = Field(
+        default=_RETENTION.rollups_day_days, description="Days that the rollups of days stay."
+    )
+    total_bytes: Annotated[int | None, BeforeValidator(_bytes)] = Field(
         default=None,
         ge=1,
         examples=["100 GiB"],
-        description="Oldest days go first once the lake is larger; null for no limit.",
+        description="Above it the oldest days of requests and spans go first, today never; null for no limit.",
     )
 
 
@@ -191,7 +208,7 @@ class Config(_Section):
         default_factory=lambda: dict(Buckets().bounds),
         description="Context buckets: name and largest prompt in tokens, ascending. Longer prompts: the last one.",
     )
-    receiver: ReceiverConfig = Field(default_factory=lambda: ReceiverConfig())
+    receiver: ReceiverConfig = Field(default_factory=lambda: ReceiverConfig(), description="How spans come in.")
     shards: tuple[ShardConfig, ...] = Field(
         default=(), strict=False, description="Rules for spans without `vllm.shard`."
     )
@@ -203,9 +220,9 @@ class Config(_Section):
     scrape: tuple[ScrapeConfig, ...] = Field(
         default=(), strict=False, description="vLLM servers whose /metrics is read."
     )
-    retention: RetentionConfig = Field(default_factory=lambda: RetentionConfig())
-    query: QueryConfig = Field(default_factory=lambda: QueryConfig())
-    app: AppConfig = Field(default_factory=lambda: AppConfig())
+    retention: RetentionConfig = Field(default_factory=lambda: RetentionConfig(), description="How long rows stay.")
+    query: QueryConfig = Field(default_factory=lambda: QueryConfig(), description="Limits of one SQL query.")
+    app: AppConfig = Field(default_factory=lambda: AppConfig(), description="Where the pages are served.")
     _file: Path | None = PrivateAttr(None)
 
     @field_validator("buckets")
@@ -247,6 +264,14 @@ class Config(_Section):
             shard_rules=tuple(ShardRule(rule.attribute, rule.pattern, rule.shard) for rule in self.shards),
             models=tuple({**scraped, **self.models}.items()),
         )
+
+    def retention_settings(self) -> RetentionSettings:
+        """How long rows stay."""
+        written = self.retention
+        days = {
+            name: getattr(written, name) or _KEPT_DAYS for name in type(written).model_fields if name != "total_bytes"
+        }
+        return RetentionSettings(**days, total_bytes=written.total_bytes)
 
     def query_settings(self) -> QuerySettings:
         """Limits of SQL connections."""

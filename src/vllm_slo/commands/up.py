@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 if TYPE_CHECKING:
-    from vllm_slo.analytics.maintenance import MaintenanceSettings
     from vllm_slo.commands.invocation import Invocation
-    from vllm_slo.config import RetentionConfig
     from vllm_slo.exporters.vllm.metrics import Target
     from vllm_slo.serving.process import Addresses, ScrapeSettings, ServeSettings
 
 TOKEN_VARIABLE = "VLLM_SLO_TOKEN"
 MIB = 1024 * 1024
-_FOREVER_DAYS = 100 * 365
 
 
 class Options(TypedDict):
@@ -86,6 +83,7 @@ def up(invocation: Invocation, /, **options: Unpack[Options]) -> None:
 
 
 def _settings(invocation: Invocation, options: Options) -> ServeSettings:
+    from vllm_slo.analytics.maintenance import MaintenanceSettings
     from vllm_slo.exporters.receiver.settings import Limits, ReceiverError, ReceiverSettings, Tls, read_token
     from vllm_slo.serving.app import AppSettings, installed
     from vllm_slo.serving.process import ServeSettings, default_spool
@@ -123,29 +121,9 @@ def _settings(invocation: Invocation, options: Options) -> ServeSettings:
         ),
         decode=config.decode_settings(),
         buckets=config.bucket_settings(),
-        maintenance=_maintenance(config.retention),
+        maintenance=MaintenanceSettings(config.retention_settings()),
         scrape=_scrape(invocation, options["scrape"]),
         app=app,
-    )
-
-
-def _maintenance(retention: RetentionConfig) -> MaintenanceSettings:
-    """Coarser rollups outlive finer ones: minutes and hours for their usual time, at most as long as days stay."""
-    from vllm_slo.analytics.maintenance import MaintenanceSettings, RetentionSettings
-
-    usual = RetentionSettings()
-    days = retention.days or _FOREVER_DAYS
-    rollups = retention.rollup_days or _FOREVER_DAYS
-    return MaintenanceSettings(
-        RetentionSettings(
-            requests_days=days,
-            spans_days=days,
-            engine_samples_days=days,
-            rollups_minute_days=min(usual.rollups_minute_days, rollups),
-            rollups_hour_days=min(usual.rollups_hour_days, rollups),
-            rollups_day_days=rollups,
-            total_bytes=retention.max_bytes,
-        )
     )
 
 
