@@ -3,7 +3,7 @@
 Works on whole columns. Whatever a stock vLLM does not write is handed to ``plain``: other spans, other attributes or
 kinds of value, events, links, a status, unusable ids, prompt text, bodies that do not parse.
 
-One difference remains: ptars skips unknown fields without a check, so a span whose unknown fields are malformed (a field
+One difference remains: ptars skips unknown fields unchecked, so a span whose unknown fields are malformed (a field
 number over 2^29 - 1, a group that never ends) is accepted here and refused by ``plain``. Its row is right.
 """
 
