@@ -10,7 +10,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "log-stats-with-tracing",
         "`--disable-log-stats` together with `--otlp-traces-endpoint`",
-        "vLLM asserts statistics when it writes a span; the failure reaches all running requests.",
+        "vLLM asserts statistics when it writes a span; the failure ends the server.",
         ("command",),
         tracing.log_stats,
     ),

@@ -40,8 +40,8 @@ def log_stats(subject: Subject) -> tuple[Answer, ...]:
     if command.value(ENDPOINT) is None:
         return ok("--disable-log-stats is given, without tracing.")
     return error(
-        f"--disable-log-stats and --{ENDPOINT} are both given: the first finished request fails an assertion and every "
-        "running request with it.",
+        f"--disable-log-stats and --{ENDPOINT} are both given: the first finished request fails an assertion, and the "
+        "server shuts down with every running request.",
         "Remove --disable-log-stats.",
     )
 
