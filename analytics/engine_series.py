@@ -9,7 +9,7 @@ import duckdb
 
 from vllm_slo.analytics.reading import records
 from vllm_slo.analytics.selection import Selection
-from vllm_slo.analytics.series import moment, start_of_step, steps
+from vllm_slo.analytics.series import STEPS, moment, start_of_step, steps
 
 GAUGES: tuple[str, ...] = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
@@ -21,6 +21,18 @@ class EngineSeries:
     name: str
     times: tuple[datetime, ...]
     values: dict[str, tuple[float | None, ...]]
+
+
+def engine_step(connection: duckdb.DuckDBPyConnection, selection: Selection, finest: timedelta) -> timedelta:
+    """The finest step of at least ``finest`` that holds a sample of every engine that is scraped without pause."""
+    ((interval,),) = records(
+        connection,
+        "select median(gap) from (select epoch_us(time) - lag(epoch_us(time)) over "
+        "(partition by service_instance_id, engine order by time) as gap from engine_samples "
+        f"where {selection.within('time')})",
+    )
+    wanted = max(finest, timedelta(microseconds=1.5 * (interval or 0)))
+    return next((step for step in STEPS if step >= wanted), STEPS[-1])
 
 
 def engine_series(

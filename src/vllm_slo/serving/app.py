@@ -36,6 +36,8 @@ def command(host: str, port: int) -> list[str]:
         "server.port": str(port),
         "server.headless": "true",
         "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "theme.primaryColor": "#2f7fbf",
     }
     page = Path(__file__).parent.with_name("page.py")
     return [

@@ -1,0 +1,76 @@
+"""Spans received against the requests that vLLM itself counted as finished, for each instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import duckdb
+
+from vllm_slo.analytics.reading import records
+from vllm_slo.analytics.selection import Selection, literal
+from vllm_slo.analytics.series import moment
+
+LONGEST_REQUEST = timedelta(hours=6)
+"""Rows are looked for from so long before the first sample: a request that finished after it had to start somewhere."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """One instance between its first and last sample of the range (``since``, ``until``]; the whole range without any.
+
+    ``received`` counts every row of `requests` that ended then, whatever its quality and context bucket: vLLM counts
+    them all. ``finished`` is what vLLM's counters rose by, restarts allowed for; None with fewer than two samples.
+    The two can differ by the few requests that end while a scrape is answered.
+    """
+
+    instance: str
+    received: int
+    finished: int | None
+    since: datetime
+    until: datetime
+
+    @property
+    def covered(self) -> int | None:
+        """Finished requests whose span was received, at most all of them; None where nothing was scraped."""
+        return None if self.finished is None else min(self.received, self.finished)
+
+
+def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tuple[Coverage, ...]:
+    """Coverage of every instance that has samples or rows in the selection, by name; not of rows without an instance.
+
+    A counter that falls was reset by a restart: it then rose by its new value. Buckets of the selection play no role.
+    """
+    chosen = replace(selection, buckets=None)
+    scraped = {
+        instance: (round(finished), moment(first), moment(last))
+        for instance, finished, first, last in records(
+            connection,
+            "with steps as (select service_instance_id as instance, time, requests_finished_total as value, lag(value) "
+            "over (partition by service_instance_id, model, engine order by time) as before "
+            f"from engine_samples where {chosen.within('time')} and {chosen.dimensions()} "
+            "and requests_finished_total is not null) "
+            "select instance, "
+            "sum(case when before is null then 0 when value < before then value else value - before end), "
+            "epoch_us(min(time)), epoch_us(max(time)) from steps group by instance having min(time) < max(time)",
+        )
+    }
+    whole = f"({chosen.within('end_time')})"
+    windows = " ".join(
+        f"when {literal(instance)} then end_time > {literal(first)} and end_time <= {literal(last)}"
+        for instance, (_, first, last) in scraped.items()
+    )
+    ended = f"case service_instance_id {windows} else {whole} end" if windows else whole
+    received = dict(
+        records(
+            connection,
+            f"select service_instance_id, count(*) filter (where {ended}) from requests "
+            f"where start_time >= {literal(chosen.start - LONGEST_REQUEST)} and start_time < {literal(chosen.end)} "
+            f"and {chosen.dimensions()} and service_instance_id is not null group by service_instance_id",
+        )
+    )
+    return tuple(
+        Coverage(instance, received.get(instance, 0), *scraped.get(instance, (None, chosen.start, chosen.end)))
+        for instance in sorted({*received, *scraped})
+        if instance in scraped or received[instance]
+    )

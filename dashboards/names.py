@@ -1,0 +1,47 @@
+"""What metrics, phases, reasons and missing values are called on the pages."""
+
+from __future__ import annotations
+
+METRICS: dict[str, str] = {
+    "time_to_first_token": "Time to first token",
+    "time_per_output_token": "Time per output token",
+    "request_duration": "Request duration",
+    "queue": "Queue time",
+}
+
+PHASES: dict[str, str] = {
+    "frontend": "Frontend",
+    "queue": "Queue",
+    "prefill": "Prefill",
+    "decode": "Decode",
+    "residual": "Residual",
+}
+
+REASONS: dict[str, str] = {
+    "missing_milestone": "missing milestone",
+    "uptime_sized_time": "uptime-sized time",
+    "negative_time": "negative time",
+    "end_before_start": "end before start",
+    "clock_skew": "clock skew",
+    "shared_request_id": "further completion of n > 1",
+}
+
+
+def reason(name: str) -> str:
+    """A quality or refusal reason in words."""
+    return REASONS.get(name, name.replace("_", " "))
+
+
+def model(name: str | None) -> str:
+    """A model, or what stands for none."""
+    return "no model" if name is None else name
+
+
+def shard(name: str | None) -> str:
+    """A shard, or what stands for none."""
+    return "no shard" if name is None else name
+
+
+def bucket(name: str | None) -> str:
+    """A context bucket, or what stands for none."""
+    return "length unknown" if name is None else name
