@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tests.conftest import ROOT
 
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.maintenance import RetentionSettings
@@ -18,6 +17,7 @@ from vllm_slo.config import Config, ConfigError, find, load, parse
 from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
 from vllm_slo.exporters.otlp.decoded import DecodeSettings, ShardRule
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "configuration.md"
 EXAMPLE = ROOT / "vllm-slo.example.yaml"
 HERE = Path("vllm-slo.yaml")
