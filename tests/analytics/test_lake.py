@@ -55,9 +55,9 @@ def test_any_reader_of_delta_and_duckdb_see_the_same_rows(tmp_path: Path) -> Non
     )
     files = lake.files("requests")
     assert all(Path(file).is_file() for file in files)
-    total, day = duckdb.sql(
-        f"select sum(decode_seconds), min(day) from read_parquet({files}, hive_partitioning = true)"
-    ).fetchone() or (None, None)
+    with duckdb.connect() as connection:
+        connection.execute(f"select sum(decode_seconds), min(day) from read_parquet({files}, hive_partitioning = true)")
+        [(total, day)] = connection.fetchall()
     assert total == sum(v for v in given["decode_seconds"].to_pylist() if v is not None)
     assert str(day) == "2026-11-30"
 
