@@ -148,6 +148,7 @@ def stream(
         raise QueryError(explain(str(error))) from error
     finally:
         timer.cancel()
+        timer.join()  # else its thread may drop the last reference to the connection while Python ends: an abort
 
 
 def run(
