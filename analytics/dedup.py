@@ -45,10 +45,14 @@ class Checked:
 
 @dataclass
 class _Day:
-    """What is known of one day of one table; ``bloom`` is null until the day is loaded."""
+    """What is known of one day of one table; ``bloom`` is null until the day is loaded.
+
+    ``files`` are those whose rows the filter holds, ``own`` the writers whose files will hold nothing new.
+    """
 
     bloom: Bloom | None = None
     files: set[str] = field(default_factory=set)
+    own: set[Writer] = field(default_factory=set)
     asked: int = 0
 
 
@@ -59,7 +63,7 @@ class Dedup:
         self._lake = lake
         self._memory_bytes = memory_bytes
         self._days: dict[tuple[str, str], _Day] = {}
-        self._own: set[tuple[str, Writer]] = set()
+        self._checked: dict[str, list[_Day]] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -83,6 +87,7 @@ class Dedup:
         files: dict[str, list[DataFile]] = {}
         for file in self._lake.data_files(table):
             files.setdefault(dict(file.partition)["day"], []).append(file)
+        self._checked[table] = []
         for day, chosen in _by_day(rows):
             hashes = ids[chosen] if siblings is None else np.concatenate([ids[chosen], siblings[chosen]])
             found = self._suspects(table, day, files.get(day, []), Keys.of(hashes), int(chosen.sum()))
@@ -92,8 +97,9 @@ class Dedup:
         return self._resolve(table, rows, suspects, files, version)
 
     def committed(self, table: str, writer: Writer) -> None:
-        """Tell that the checked rows went into the table under this writer: its files need not be read again."""
-        self._own.add((table, writer))
+        """Tell that the rows last checked went into the table under this writer: its files need not be read again."""
+        for state in self._checked.pop(table, []):
+            state.own.add(writer)
 
     def load(self, table: str, day: str) -> None:
         """Read the ids of a day (`2026-11-30`) into memory ahead of its first row."""
@@ -111,6 +117,7 @@ class Dedup:
         bloom = state.bloom
         if bloom is None:
             return np.ones(len(keys), dtype=bool)
+        self._checked[table].append(state)
         found = bloom.contains(keys)
         self._make_room((table, day), bloom.growth_bytes(len(keys)))
         bloom.add(keys)
@@ -128,11 +135,10 @@ class Dedup:
         for file in files:
             if file.path in state.files:
                 continue
-            writer = file.writer
-            if (writer is None or (table, writer) not in self._own) and not self._sources(table, file) <= state.files:
+            if file.writer in state.own:
+                state.own.discard(file.writer)
+            elif not self._sources(table, file) <= state.files:
                 self._learn(table, key, state.bloom, file)
-            if writer is not None:
-                self._own.discard((table, writer))
             state.files.add(file.path)
         return state
 
