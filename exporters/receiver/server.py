@@ -78,13 +78,13 @@ class Receiver:
         return self._http.port if self._http else 0
 
     async def start(self) -> None:
-        """Open both doors. Raises ReceiverError when an address cannot be had."""
+        """Open both doors, that of ``/healthz`` last. Raises ReceiverError when an address cannot be had."""
         self.intake.start()
         try:
-            if self._http:
-                await self._http.start()
             if self._grpc:
                 await self._grpc.start()
+            if self._http:
+                await self._http.start()
         except BaseException:
             await self.stop()
             raise

@@ -33,7 +33,7 @@ class Limits:
     free_bytes: int = 256 * MIB
     segment_bytes: int = 32 * MIB
     segment_seconds: float = 2.0
-    table_bytes: int = 256 * MIB
+    table_bytes: int = 192 * MIB
     retry_seconds: float = 1.0
 
 

@@ -23,6 +23,7 @@ from vllm_slo.exporters.otlp.decoded import DecodeSettings
 from vllm_slo.exporters.receiver.server import Receiver
 from vllm_slo.exporters.receiver.settings import ReceiverSettings
 from vllm_slo.exporters.receiver.spool import Spool
+from vllm_slo.exporters.receiver.state import COUNTERS_FILE
 from vllm_slo.exporters.receiver.tally import Tally
 from vllm_slo.exporters.schema import TABLES
 from vllm_slo.serving.app import App, AppSettings
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from vllm_slo.exporters.vllm.metrics import Target
     from vllm_slo.exporters.vllm.scrape import Scraper
 
-COUNTERS_FILE = "counters.json"
-"""Beside the segments of the spool: the receiver's counts, see ``exporters.receiver.tally``."""
 _PATIENCE_SECONDS = 5.0
 
 
