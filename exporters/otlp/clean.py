@@ -11,6 +11,9 @@ from typing import Any
 MEMORY = 4096
 """Keys remembered with their verdict; later ones are matched anew, so that a flood of keys cannot fill the memory."""
 
+FEW = 16
+"""Removals for which moving the rest of a repeated field each time is cheaper than copying it once."""
+
 
 class PromptText:
     """Shell patterns of attribute keys, compiled once. Matching is case-sensitive."""
@@ -43,16 +46,16 @@ class PromptText:
     def clean_attributes(self, attributes: Any, dropped: dict[str, int]) -> bool:
         """Remove matching attributes in place, nested ones too, and count them by pattern; whether any was removed."""
         changed = False
-        for index in range(len(attributes) - 1, -1, -1):
-            attribute = attributes[index]
+        matching = []
+        for position, attribute in enumerate(attributes):
             pattern = self.pattern(attribute.key)
             if pattern is not None:
                 dropped[pattern] = dropped.get(pattern, 0) + 1
-                del attributes[index]
-                changed = True
+                matching.append(position)
             elif self.clean_value(attribute.value, dropped):
                 changed = True
-        return changed
+        remove(attributes, matching)
+        return changed or bool(matching)
 
     def clean_value(self, value: Any, dropped: dict[str, int]) -> bool:
         """The same inside the key-value lists and arrays of one ``AnyValue``."""
@@ -74,6 +77,18 @@ class PromptText:
         for link in span.links:
             changed |= self.clean_attributes(link.attributes, dropped)
         return changed
+
+
+def remove(messages: Any, positions: list[int]) -> None:
+    """Take the messages at ``positions`` (ascending) out of a repeated field, in time linear in its length."""
+    if len(positions) <= FEW:
+        for position in reversed(positions):
+            del messages[position]
+        return
+    gone = set(positions)
+    kept = [message for position, message in enumerate(messages) if position not in gone]
+    del messages[:]
+    messages.extend(kept)
 
 
 @lru_cache(maxsize=16)

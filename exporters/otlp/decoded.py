@@ -10,6 +10,28 @@ import pyarrow as pa
 from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
 from vllm_slo.exporters.errors import SloError
 
+BODY_REASONS: dict[str, str] = {
+    "malformed_protobuf": "Not even the outermost level is protobuf: another format, or a cut transfer.",
+    "malformed_json": "Not JSON: cut, invalid UTF-8, nested without end.",
+    "wrong_type": "JSON with something else where an object or a list is needed on the way to the spans.",
+    "no_resource_spans": "A JSON object without `resourceSpans`: logs, metrics or something else.",
+}
+"""Reason -> meaning, for bodies that are refused whole."""
+
+REFUSAL_REASONS: dict[str, str] = {
+    "invalid_trace_id": "The trace id is not 16 bytes (32 hex digits), or all zero.",
+    "invalid_span_id": "The span id is not 8 bytes (16 hex digits), or all zero.",
+    "invalid_parent_span_id": "The parent's id is there and not 8 bytes.",
+    "invalid_link_trace_id": "The trace id of a link is not 16 bytes.",
+    "invalid_link_span_id": "The span id of a link is not 8 bytes.",
+    "malformed_span": "The span is not valid protobuf: invalid UTF-8, a cut field, nested more than 100 messages deep.",
+    "malformed_group": "The resource or the scope of the spans is not valid protobuf.",
+    "wrong_type": "A field of the JSON span, of its resource or of its scope has another type or is out of range.",
+    "unknown_enum": "The JSON span has a kind or a status with an unknown name.",
+    "too_deep": "An attribute of the JSON span is nested too deep.",
+}
+"""Reason -> meaning, for spans that are refused alone."""
+
 
 class BodyError(SloError):
     """The whole body is unusable; ``reason`` is the counter label."""

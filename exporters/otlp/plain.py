@@ -25,7 +25,7 @@ from vllm_slo.exporters.conventions import (
     TEXT_ATTRIBUTES,
 )
 from vllm_slo.exporters.otlp import numbers
-from vllm_slo.exporters.otlp.clean import prompt_text
+from vllm_slo.exporters.otlp.clean import prompt_text, remove
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
 from vllm_slo.exporters.otlp.refusals import NO_SPAN, Refusals, bad_id, named
 from vllm_slo.exporters.otlp.resources import Resource, is_vllm_scope, resource_of
@@ -212,11 +212,7 @@ def _refuse(scope: Any, place: str, refusals: Refusals) -> None:
             reason, wrong = bad
             refusals.add(reason, f"{place}.spans[{position}]{named(span.name)}: {wrong}")
             refused.append(position)
-    if len(refused) == len(scope.spans):
-        del scope.spans[:]
-    else:
-        for position in reversed(refused):
-            del scope.spans[position]
+    remove(scope.spans, refused)
 
 
 def _read(span: Any) -> tuple[list[Any], bool]:

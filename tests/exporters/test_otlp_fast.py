@@ -215,6 +215,15 @@ def test_invalid_utf8_is_seen(vllm_body: bytes, handed: HandOver, text: str) -> 
     assert handed.count == 1
 
 
+def test_without_ptars_the_complete_decoder_serves(
+    vllm_body: bytes, handed: HandOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "_INSTALLED", False)
+    assert not fast.available()
+    assert same(vllm_body, handed).requests.num_rows == 300
+    assert handed.count == 1
+
+
 def test_patterns_over_known_attributes_hand_over(vllm_body: bytes, handed: HandOver) -> None:
     same(vllm_body, handed, DecodeSettings(prompt_text_attributes=("gen_ai.*",)))
     assert handed.count == 1

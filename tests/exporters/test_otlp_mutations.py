@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from vllm_slo.exporters.otlp import fast, plain
 from vllm_slo.exporters.otlp import json as otlp_json
-from vllm_slo.exporters.otlp.decoded import BodyError, Decoded, Decoder, DecodeSettings
+from vllm_slo.exporters.otlp.decoded import BODY_REASONS, REFUSAL_REASONS, BodyError, Decoded, Decoder, DecodeSettings
 from vllm_slo.exporters.schema import REQUESTS, SPANS
 
 RECEIVED = 1_796_080_000_000_000_000
@@ -83,6 +83,7 @@ def damaged(body: bytes, others: list[bytes], chance: random.Random) -> bytes:
 
 
 def assert_valid(decoded: Decoded) -> None:
+    assert {refusal.reason for refusal in decoded.refused} <= set(REFUSAL_REASONS)
     for table, contract in ((decoded.requests, REQUESTS), (decoded.spans, SPANS)):
         assert table.schema == contract.schema
         table.validate(full=True)
@@ -107,6 +108,7 @@ def both(body: bytes) -> Decoded | None:
     expected, actual = outcome(plain.decode, body), outcome(fast.decode, body)
     if isinstance(expected, str) or isinstance(actual, str):
         assert actual == expected
+        assert expected in BODY_REASONS
         return None
     assert actual.requests.equals(expected.requests)
     assert actual.spans.equals(expected.spans)
@@ -140,10 +142,12 @@ def test_damaged_json_gives_valid_rows_or_a_body_error(json_bodies: list[bytes])
         body = damaged(chance.choice(json_bodies), json_bodies, chance)
         try:
             converted, refused = otlp_json.to_protobuf(body)
-        except BodyError:
-            outcomes["body"] += 1
+        except BodyError as error:
+            outcomes["body"] += error.reason in BODY_REASONS
             continue
+        assert {refusal.reason for refusal in refused} <= set(REFUSAL_REASONS)
         decoded = plain.decode(converted, RECEIVED, SETTINGS)
         assert_valid(decoded)
         outcomes["refused" if refused or decoded.refused else "accepted"] += 1
+    assert sum(outcomes.values()) == JSON_MUTATIONS
     assert min(outcomes.values()) > JSON_MUTATIONS // 40, outcomes

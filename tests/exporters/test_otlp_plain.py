@@ -386,6 +386,21 @@ def test_ten_thousand_attributes_and_a_megabyte_of_text_are_kept() -> None:
     assert json.loads(request_row(VLLM | many)["attributes"]) == many
 
 
+def test_a_flood_of_prompt_text_is_removed_in_linear_time() -> None:
+    flood = {f"{prefix}.{number}": "x" for number in range(150_000) for prefix in ("gen_ai.prompt", "kept")}
+    decoded = decode(body(span(values=flood)))
+    assert decoded.dropped_attributes == {"gen_ai.prompt*": 150_000}
+    (kept,) = decoded.requests.column("attributes").to_pylist()
+    assert len(json.loads(kept)) == 150_000
+
+
+def test_a_flood_of_wrong_ids_is_refused_in_linear_time() -> None:
+    one = [span(number + 1, values={}, span_id=b"" if number % 2 else b"x" * 8) for number in range(2_000)]
+    decoded = decode(body(*one * 100))
+    assert decoded.rows == 100_000
+    assert [(refusal.reason, refusal.count) for refusal in decoded.refused] == [("invalid_span_id", 100_000)]
+
+
 def shard(resource: dict[str, Any], *rules: ShardRule, models: tuple[tuple[str, str], ...] = ()) -> tuple[Any, Any]:
     settings = DecodeSettings(shard_rules=rules, models=models)
     (row,) = decode(body(span(), resource=resource), settings).requests.to_pylist()
