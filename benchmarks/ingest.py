@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -30,7 +31,7 @@ from bodies import stream
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from vllm_slo.analytics.lake import Lake
-from vllm_slo.analytics.maintenance import Maintenance, RetentionSettings
+from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 SERVER_CORE, SENDER_CORE = 0, 1
@@ -133,7 +134,7 @@ def send(port: int, load: Load) -> int:
 
 def rows_in(lake: Path) -> int:
     """Rows of `requests` by Delta's own statistics."""
-    return int(sum(row.rows for row in Lake.open(str(lake), create=False).table_stats() if row.name == "requests"))
+    return Lake.open(lake, create=False).table_stats()["requests"].rows
 
 
 def measure(lake: Path, load: Load, warm: Load) -> dict[str, float]:
@@ -184,9 +185,12 @@ def wait_for_rows(lake: Path, rows: int, seconds: float = 300) -> None:
 
 
 def bytes_per_request(lake: Path) -> float:
-    """Bytes on disk of the lake after compaction and vacuum, over its requests."""
-    open_lake = Lake.open(str(lake), create=False)
-    Maintenance(open_lake, RetentionSettings(vacuum_grace_seconds=0, compact_open_partitions=True)).run_once()
+    """Bytes on disk of the lake once its day is over (all small files merged) and replaced files are vacuumed."""
+
+    def tomorrow() -> datetime:
+        return datetime.now(UTC) + timedelta(days=1)
+
+    Maintenance(Lake.open(lake), MaintenanceSettings(grace=timedelta(0)), tomorrow).run_once()
     total = sum(path.stat().st_size for path in lake.rglob("*") if path.is_file())
     return total / rows_in(lake)
 
