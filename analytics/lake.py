@@ -45,6 +45,12 @@ _APPLICATION = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PART = re.compile(r"part-(?P<app>[A-Za-z0-9._-]{1,128})-(?P<number>\d+)-[0-9a-f]{16}\.parquet")
 
 
+REPLACING = "vllm-slo-replace"
+"""Application transaction shared by all that replace files: Delta itself lets two compactions of one file both pass."""
+_ATTEMPTS = 20
+"""Tries of an append against commits that removed files meanwhile; nothing of the append has to change for them."""
+
+
 class CommitConflict(LakeError):
     """Somebody else committed first; look again and retry. Nothing was written."""
 
@@ -181,6 +187,7 @@ class Lake:
         or below the last one committed is taken for a replay and changes nothing.
         ``alone`` with ``checked_version``: commit only if no append with the same ``alone`` came after that version of
         the table, else raise CommitConflict. So what was concluded from the table still holds when the rows enter it.
+        Without ``checked_version`` an append that meets a removal of files is tried again.
         Rows must have the columns of the table; none at all still records the writer.
         When it returns, files and commit are on disk (local lakes: fsync).
         """
@@ -200,15 +207,20 @@ class Lake:
             marks = [Transaction(*writer)] if writer else []
             if alone is not None:
                 marks.append(Transaction(alone, int(handle.version())))
-            try:
-                self._commit(definition, [add for add, _ in added], marks)
-            except CommitConflict:
-                self._discard(definition, [add.path for add, _ in added])
-                self.refresh(table)
+            actions = [add for add, _ in added]
+            for _ in range(1 if checked_version is not None else _ATTEMPTS):
+                try:
+                    self._commit(definition, actions, marks)
+                    return True
+                except CommitConflict as error:
+                    conflict = error
+                    self.refresh(table)
                 if writer is not None and self._is_applied(table, writer):
-                    return False
-                raise
-            return True
+                    break
+            self._discard(definition, [add.path for add in actions])
+            if writer is not None and self._is_applied(table, writer):
+                return False
+            raise conflict
 
     def replace(
         self,
@@ -235,7 +247,8 @@ class Lake:
             try:
                 if gone := [f.path for f in old if f.path not in live]:
                     raise CommitConflict(f"{self.path}/{table}: {gone[0]} is no longer live; look again")
-                self._commit(definition, [*(add for add, _ in added), *removes], [])
+                mark = Transaction(REPLACING, int(self._handles[table].version()))
+                self._commit(definition, [*(add for add, _ in added), *removes], [mark])
             except CommitConflict:
                 self._discard(definition, [add.path for add, _ in added])
                 raise
@@ -364,12 +377,12 @@ class Lake:
             written.append((add, file))
         return written
 
-    def _commit(self, table: Table, actions: list[AddAction | RemoveAction], marks: list[Transaction]) -> None:
+    def _commit(self, table: Table, actions: Sequence[AddAction | RemoveAction], marks: list[Transaction]) -> None:
         handle = self._handles[table.name]
         before = int(handle.version())
         try:
             handle.create_write_transaction(
-                actions,
+                list(actions),
                 "append",
                 handle.schema(),
                 list(table.partition_by),

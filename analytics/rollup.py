@@ -63,7 +63,7 @@ def rows(requests: pa.Table, buckets: Buckets) -> pa.Table:
 
 
 def merge(rollups: pa.Table) -> pa.Table:
-    """One row for each cell, counts and sums added; in order of time, metric and labels within each level."""
+    """One row for each cell, counts and sums added; in order of level, time, metric and labels."""
     rollups = rollups.combine_chunks()
     encoded = [_codes(_column(rollups, name)) for name in LABELS]
     label, labels = distinct([codes for codes, _ in encoded])
@@ -86,7 +86,7 @@ def merge(rollups: pa.Table) -> pa.Table:
     columns = _label_columns(encoded, labels)
     levels = _column(rollups, "level")
     tables = []
-    for level in levels.unique().to_pylist():
+    for level in (name for name in LEVELS if name in levels.unique().to_pylist()):
         chosen = np.flatnonzero(pc.equal(levels, level).to_numpy(zero_copy_only=False))
         tables.append(_table(coarser(cells.at(chosen), 1), level, 1, columns, qualities, metrics))
     return pa.concat_tables(tables) if tables else ROLLUPS.schema.empty_table()
