@@ -143,7 +143,7 @@ SPANS = Table(
         *_IDS,
         Column("name", TEXT, "Span name.", required=True),
         Column("kind", TEXT, "`unspecified`, `internal`, `server`, `client`, `producer` or `consumer`.", required=True),
-        Column("duration_seconds", SECONDS, "End minus start, to the nanosecond; null when it does not fit (292 years)."),
+        Column("duration_seconds", SECONDS, "End minus start, to the nanosecond; null when it does not fit (31.7 years)."),
         Column("status", TEXT, "`unset`, `ok` or `error`."),
         Column("status_message", TEXT, "Message of the status."),
         *_WHERE,
