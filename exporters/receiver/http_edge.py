@@ -40,6 +40,13 @@ class _Refusal(Exception):
     reason: str
 
 
+@dataclass
+class _Crowded(Exception):
+    """Too much waits already; found out while a body was being read."""
+
+    outcome: PushedBack
+
+
 def application(
     intake: Intake,
     limits: Limits,
@@ -66,7 +73,10 @@ def application(
             intake.count_refused(crowded, protocol)
             return _pushed_back(answer_type, crowded)
         try:
-            body = await _body(request, content_type, limits)
+            body = await _body(request, content_type, limits, intake)
+        except _Crowded as crowd:
+            intake.count_refused(crowd.outcome, protocol)
+            return _pushed_back(answer_type, crowd.outcome)
         except _Refusal as refusal:
             intake.count_refused(Unusable(refusal.reason, refusal.message), protocol)
             return _refused(answer_type, refusal)
@@ -180,7 +190,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _body(request: Request, content_type: str, limits: Limits) -> bytes:
+async def _body(request: Request, content_type: str, limits: Limits, intake: Intake) -> bytes:
     if content_type not in (PROTOBUF, JSON):
         raise _Refusal(
             415,
@@ -207,11 +217,18 @@ async def _body(request: Request, content_type: str, limits: Limits) -> bytes:
         raise too_large
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limits.body_bytes:
-            raise too_large
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            crowded = intake.crowded(len(chunk))
+            if crowded is not None:
+                raise _Crowded(crowded)
+            size += len(chunk)
+            intake.reading(len(chunk))
+            if size > limits.body_bytes:
+                raise too_large
+            chunks.append(chunk)
+    finally:
+        intake.reading(-size)
     body = b"".join(chunks)
     if encoding == "identity":
         return body

@@ -116,15 +116,19 @@ class Intake:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the bodies that wait for an answer."""
+        """Bytes of the bodies that wait for an answer, those that are still being read among them."""
         return self._pending_bytes
+
+    def reading(self, size: int) -> None:
+        """Count ``size`` more bytes of a body that an edge is still reading; negative to give them back."""
+        self._pending_bytes += size
 
     def crowded(self, size: int = 0) -> PushedBack | None:
         """The answer to one more body of ``size`` bytes when too much waits already, else None."""
         limits = self._limits
         if self._stopping:
             return self._push_back(STOPPING, "the receiver is stopping")
-        if self._pending_bytes + size > limits.pending_bytes and self._pending:
+        if self._pending_bytes and self._pending_bytes + size > limits.pending_bytes:
             return self._push_back("pending_bytes", f"{self._pending_bytes} bytes wait to be written already")
         if self._pending >= limits.requests_in_flight:
             return self._push_back("requests_in_flight", f"{self._pending} requests wait to be written already")

@@ -28,7 +28,7 @@ class Limits:
 
     body_bytes: int = 16 * MIB
     pending_bytes: int = 256 * MIB
-    requests_in_flight: int = 256
+    requests_in_flight: int = 128
     spool_bytes: int = 4096 * MIB
     free_bytes: int = 256 * MIB
     segment_bytes: int = 32 * MIB

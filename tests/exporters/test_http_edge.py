@@ -261,6 +261,25 @@ def test_tls_serves_those_who_trust_the_certificate(tmp_path: Path) -> None:
             httpx.post(url, content=body(1), headers=PROTOBUF)
 
 
+def test_bodies_that_are_still_being_read_count_as_pending(tmp_path: Path) -> None:
+    settings = ReceiverSettings(limits=Limits(free_bytes=0, pending_bytes=5000))
+    head = (
+        b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\nContent-Length: 9000\r\n\r\n"
+    )
+    with receiving(tmp_path, settings) as running, httpx.Client(base_url=running.url) as client:
+        slow = socket.create_connection(("127.0.0.1", running.receiver.http_port), timeout=5)
+        slow.sendall(head + bytes(4500))
+        deadline = time.monotonic() + 5
+        while running.receiver.intake.pending_bytes < 4500 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert client.post("/v1/traces", content=body(20), headers=PROTOBUF).status_code == 429
+        slow.sendall(bytes(4000))
+        assert slow.recv(100).startswith(b"HTTP/1.1 429")
+        slow.close()
+        assert client.post("/v1/traces", content=body(20), headers=PROTOBUF).status_code == 200
+        assert running.receiver.intake.pending_bytes == 0
+
+
 def test_a_sender_that_goes_away_amid_its_body_costs_nothing(running: Running, client: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", running.receiver.http_port), timeout=5) as connection:
         connection.sendall(
