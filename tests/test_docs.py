@@ -15,6 +15,8 @@ from vllm_slo.exporters.schema import EVENT_KINDS, QUALITY_REASONS, ROLLUP_METRI
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 TABLES_PAGE = DOCS / "tables.md"
+COMMANDS_PAGE = DOCS / "commands.md"
+HELP_WIDTH = 100
 
 
 def tables_page() -> str:
@@ -55,6 +57,25 @@ def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
 
 
+def commands_page() -> str:
+    """docs/commands.md: the help text of every command."""
+    from vllm_slo.commands.group import PROGRAM, group
+
+    parts = [
+        "# Commands",
+        "This page is generated from the help texts. `./run cli COMMAND` runs a command in the environment that `./run` "
+        "made; `pip install` puts `vllm-slo` itself on the path.",
+        _help(PROGRAM, group),
+        *(f"## {name}\n\n{_help(f'{PROGRAM} {name}', command)}" for name, command in _commands().items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _help(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH)
+    return f"```\n{command.get_help(context)}\n```"
+
+
 def _tracked(*patterns: str) -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=False
@@ -64,8 +85,8 @@ def _tracked(*patterns: str) -> list[Path]:
     return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def _prose() -> str:
-    return "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))])
+def _pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def _commands() -> dict[str, click.Command]:
@@ -91,8 +112,14 @@ def test_the_page_of_tables_is_generated_from_the_schema(request: pytest.Fixture
     assert TABLES_PAGE.read_text() == tables_page(), "run pytest --rewrite-golden tests/test_docs.py and read the diff"
 
 
+def test_the_page_of_commands_is_generated_from_the_help_texts(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--rewrite-golden"):
+        COMMANDS_PAGE.write_text(commands_page())
+    assert COMMANDS_PAGE.read_text() == commands_page(), "run pytest --rewrite-golden tests/test_docs.py"
+
+
 def test_every_command_is_documented_with_an_example() -> None:
-    prose = _prose()
+    prose = "\n".join(page.read_text() for page in _pages() if page != COMMANDS_PAGE)
     missing = [
         name for name in _commands() if not re.search(rf"(vllm-slo|\./run cli|\./run)( --lake \S+)? {name}\b", prose)
     ]

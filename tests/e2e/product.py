@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from vllm_slo.serving.app import command
 
 
 def vllm_slo(lake: Path, *arguments: str, timeout: float = 180) -> str:
@@ -88,3 +91,27 @@ class Up:
             yield
         finally:
             self.stop()
+
+
+@contextmanager
+def app(lake: Path) -> Iterator[str]:
+    """The pages of a lake, as `up` and `demo` serve them; their address."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        command("127.0.0.1", port), env={**os.environ, "VLLM_SLO_LAKE": str(lake)}, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{address}/healthz", timeout=2).status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        else:
+            raise AssertionError("the pages do not answer")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from playwright.sync_api import sync_playwright
 
 from e2e.conftest import INSTANCE, SHARD, System
-from e2e.product import query
+from e2e.product import app, query, vllm_slo
 from e2e.vllm_server import MODEL_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -35,6 +36,9 @@ class Answered:
     duration: float
 
 
+CLIENT = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=4, max_keepalive_connections=0))
+
+
 def send(url: str, request_id: str, prompt: int, completion: int, seed: int) -> Answered:
     """Streams one completion of exactly ``completion`` tokens over a connection of its own."""
     tokens = random.Random(seed).choices(range(2, 1024), k=prompt)
@@ -51,7 +55,7 @@ def send(url: str, request_id: str, prompt: int, completion: int, seed: int) -> 
     )
     headers = {"X-Request-Id": request_id, "Content-Type": "application/json"}
     wall, start, first, usage = time.time(), time.perf_counter(), None, None
-    with httpx.stream("POST", f"{url}/v1/completions", content=body, headers=headers, timeout=120) as response:
+    with CLIENT.stream("POST", f"{url}/v1/completions", content=body, headers=headers) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if not line.startswith("data: {"):
@@ -162,6 +166,9 @@ def test_coverage_is_whole_against_the_counters_of_vllm_itself(system: System, r
         time.sleep(1)
     assert sample["finished"] == len(rows), "requests that vLLM finished and nobody sent, or the other way round"
     assert sample["samples"] >= 2
+    (covered,) = json.loads(vllm_slo(system.lake, "status", "--json"))["coverage"]
+    assert (covered["instance"], covered["covered"]) == (INSTANCE, 1.0)
+    assert covered["received"] == covered["finished"] == len(rows)
 
 
 def test_the_scrape_gives_the_engine_and_its_configuration(system: System, rows: dict[str, dict[str, Any]]) -> None:
@@ -186,6 +193,24 @@ def test_the_spans_of_the_start_are_kept_apart_from_requests(system: System, row
     started = query(system.lake, "select name, quality, count(*) as n from spans group by all")
     assert {"Load model", "Worker init"} <= {row["name"] for row in started}
     assert {row["quality"] for row in started} == {"startup"}
+
+
+@pytest.mark.browser
+def test_the_page_counts_every_request_in_a_real_browser(
+    system: System, rows: dict[str, dict[str, Any]], chromium: str
+) -> None:
+    with app(system.lake) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(address)
+        page.get_by_text(f"{len(rows)} requests used, 0 left out").first.wait_for(timeout=30_000)
+        text = page.inner_text("body")
+        browser.close()
+    assert not faults
+    assert SHARD in text
+    assert all(f"n={count}" in text for count in (SHORT + 1, MEDIUM, LONG)), "a bucket has another count on the page"
 
 
 def test_vllm_keeps_serving_while_the_receiver_is_away_and_nothing_comes_twice(
