@@ -1,0 +1,190 @@
+"""Segments reach the lake in order, once, whatever fails in between; what never fits is set aside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from receiving import body
+from vllm_slo.analytics.lake import LakeError
+from vllm_slo.exporters.otlp import plain
+from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
+from vllm_slo.exporters.receiver.spool import Record, Spool
+from vllm_slo.exporters.receiver.tally import Tally
+from vllm_slo.serving.draining import Draining
+
+
+class Rows:
+    """Rows in memory, as the intake keeps them."""
+
+    settings = DecodeSettings()
+
+    def __init__(self) -> None:
+        self.sealed = threading.Event()
+        self.kept: dict[int, tuple[pa.Table, pa.Table]] = {}
+
+    def tables(self, number: int) -> tuple[pa.Table, pa.Table] | None:
+        return self.kept.pop(number, None)
+
+
+class Lake:
+    """Remembers what was committed; fails when told to."""
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[int, int]] = []
+        self.failing: Callable[[int], Exception | None] = lambda number: None
+        self.tries = 0
+
+    def commit(self, writer: str, number: int, requests: pa.Table, spans: pa.Table) -> int:
+        self.tries += 1
+        error = self.failing(number)
+        if error is not None:
+            raise error
+        self.committed.append((number, requests.num_rows + spans.num_rows))
+        return 1
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.spool, self.rows, self.lake, self.tally = Spool.open(folder / "spool"), Rows(), Lake(), Tally()
+        self.decoded = 0
+        self.counters = folder / "spool" / "counters.json"
+        self.draining = Draining(
+            self.spool, self.rows, self.decode, self.lake.commit, self.tally, self.counters, save_seconds=0.05
+        )
+
+    def decode(self, data: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
+        self.decoded += 1
+        return plain.decode(data, received_ns, settings)
+
+    def segment(self, *counts: int) -> int:
+        self.spool.append([Record(1, body(count)) for count in counts])
+        number = self.spool.seal()
+        assert number is not None
+        self.rows.sealed.set()
+        return number
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not done():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@contextmanager
+def bench(folder: Path) -> Iterator[Bench]:
+    found = Bench(folder)
+    try:
+        yield found
+    finally:
+        if found.draining._thread.is_alive():
+            found.draining.stop(0)
+        found.spool.close()
+
+
+def test_segments_go_in_order_and_leave_the_spool(tmp_path: Path) -> None:
+    with bench(tmp_path) as found:
+        found.segment(2, 3)
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        found.segment(4)
+        found.wait(lambda: not found.spool.sealed())
+        found.draining.stop(5)
+        assert found.lake.committed == [(1, 5), (2, 1), (3, 4)]
+        assert found.draining.committed_time is not None
+        assert Tally.load(found.counters).counts() == {"segments_committed": {"": 3}, "spans_duplicate": {"": 3}}
+
+
+def test_rows_in_memory_are_not_decoded_again(tmp_path: Path) -> None:
+    with bench(tmp_path) as found:
+        number = found.segment(2)
+        decoded = plain.decode(body(2), 1, DecodeSettings())
+        found.rows.kept[number] = (decoded.requests, decoded.spans)
+        found.draining.start()
+        found.draining.stop(5)
+        assert found.lake.committed == [(1, 2)]
+        assert found.decoded == 0
+
+
+@pytest.mark.parametrize("error", [LakeError("no space"), OSError(28, "No space left on device"), MemoryError()])
+def test_a_failing_lake_is_tried_until_it_works(tmp_path: Path, error: Exception) -> None:
+    with bench(tmp_path) as found:
+        found.lake.failing = lambda number: error if found.lake.tries < 4 else None
+        found.segment(1)
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.committed == [(1, 1), (2, 1)]
+        assert found.tally.get("lake_errors", type(error).__name__) == 3
+        assert found.spool.quarantined == 0
+
+
+def test_while_the_lake_fails_a_stop_does_not_hang_and_nothing_is_lost(tmp_path: Path) -> None:
+    with bench(tmp_path) as found:
+        found.lake.failing = lambda number: LakeError("gone")
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: found.lake.tries > 0)
+        start = time.monotonic()
+        found.draining.stop(0.5)
+        assert time.monotonic() - start < 3
+        assert found.spool.sealed() == [1]
+
+
+def test_a_segment_that_cannot_be_decoded_is_set_aside_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    with bench(tmp_path) as found:
+        found.spool.append([Record(1, b"\xff\xff no protobuf")])
+        found.spool.seal()
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.committed == [(2, 1)]
+        assert found.tally.get("segments_quarantined") == 1
+    (reason,) = (tmp_path / "quarantine").glob("*.reason.txt")
+    assert reason.read_text().startswith("cannot be decoded: BodyError")
+
+
+def test_a_file_damaged_after_it_was_sealed_is_set_aside(tmp_path: Path) -> None:
+    with bench(tmp_path) as found:
+        number = found.segment(1)
+        (tmp_path / "spool" / f"{number:012d}.seg").write_bytes(b"overwritten by somebody")
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.spool.quarantined == 1
+
+
+def test_rows_that_never_fit_the_lake_are_set_aside_after_some_tries(tmp_path: Path) -> None:
+    with bench(tmp_path) as found:
+        found.lake.failing = lambda number: pa.ArrowInvalid("column 'x' is not there") if number == 1 else None
+        found.segment(1)
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.committed == [(2, 1)]
+        assert found.lake.tries == 4
+    (reason,) = (tmp_path / "quarantine").glob("*.reason.txt")
+    assert "do not fit the lake: ArrowInvalid" in reason.read_text()
+
+
+def test_a_segment_that_cannot_be_removed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench(tmp_path) as found:
+        retire = found.spool.retire
+        failures = [OSError(5, "Input/output error")]
+
+        def failing(number: int) -> None:
+            if failures:
+                raise failures.pop()
+            retire(number)
+
+        monkeypatch.setattr(found.spool, "retire", failing)
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.committed == [(1, 1), (1, 1)], "the lake knows the number and takes it once"

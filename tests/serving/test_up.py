@@ -1,0 +1,153 @@
+"""`vllm-slo up` as its users start it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from vllm_slo.analytics.lake import Lake
+from vllm_slo.exporters.errors import SloError
+from vllm_slo.serving.process import default_spool
+
+
+def start(folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "vllm_slo", "--lake", str(folder / "lake"), "up"]
+    return subprocess.Popen(
+        [*command, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def told(process: subprocess.Popen[str]) -> str:
+    """What it prints once it is ready."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("start vLLM"):
+            return "".join(lines)
+    process.wait()
+    raise AssertionError(f"it ended: {process.stderr.read() if process.stderr else ''}")
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> str:
+    """Its standard error, after a clean end within seconds."""
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def test_it_says_where_it_listens_and_what_to_give_vllm(tmp_path: Path) -> None:
+    process = start(tmp_path, "--no-app")
+    text = told(process)
+    port = re.search(r"OTLP/gRPC +127\.0\.0\.1:(\d+)", text)
+    assert port
+    assert f"--otlp-traces-endpoint grpc://127.0.0.1:{port[1]}" in text
+    url = re.search(r"http://127\.0\.0\.1:\d+", text)
+    assert url
+    assert httpx.get(f"{url[0]}/healthz").json() == {"status": "ok"}
+    assert end(process) == ""
+    assert Lake.open(tmp_path / "lake", create=False).table_stats()
+
+
+def test_ctrl_c_ends_it_cleanly_too(tmp_path: Path) -> None:
+    process = start(tmp_path, "--no-app")
+    told(process)
+    assert end(process, signal.SIGINT) == ""
+
+
+def test_beyond_loopback_without_a_token_it_does_not_start(tmp_path: Path) -> None:
+    process = start(tmp_path, "--no-app", "--http", "0.0.0.0:0")
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "--token-file" in errors
+    assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize("how", ["file", "environment"])
+def test_the_token_comes_from_a_file_or_from_the_environment(tmp_path: Path, how: str) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    arguments = ["--token-file", str(tmp_path / "token")] if how == "file" else []
+    environment = {"VLLM_SLO_TOKEN": "s3cret"} if how == "environment" else {}
+    process = start(tmp_path, "--no-app", *arguments, environment=environment)
+    url = re.search(r"http://127\.0\.0\.1:\d+", told(process))
+    assert url
+    assert httpx.get(f"{url[0]}/metrics").status_code == 401
+    assert httpx.get(f"{url[0]}/metrics", headers={"authorization": "Bearer s3cret"}).status_code == 200
+    end(process)
+
+
+def test_half_a_tls_pair_is_refused(tmp_path: Path) -> None:
+    process = start(tmp_path, "--no-app", "--tls-cert", "x.pem")
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "belong together" in errors
+
+
+def test_a_lake_at_a_url_needs_a_spool_of_its_own() -> None:
+    with pytest.raises(SloError, match="--spool"):
+        default_spool("s3://bucket/lake", None)
+    assert default_spool("/data/lake", None) == Path("/data/lake/spool")
+    assert default_spool("s3://bucket/lake", "/var/spool/x") == Path("/var/spool/x")
+
+
+def test_scraped_pages_reach_the_lake(tmp_path: Path, captures: Path) -> None:
+    page = sorted((captures / "lightshard" / "metrics-short-0").glob("*.txt.gz"))[-1]
+    content = gzip.decompress(page.read_bytes())
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.serve_forever, daemon=True).start()
+    process = start(tmp_path, "--no-app", "--scrape", f"http://127.0.0.1:{server.server_port}=general-0@general")
+    assert "as general-0" in told(process)
+    time.sleep(1.5)
+    end(process)
+    server.shutdown()
+    server.server_close()
+    lake = Lake.open(tmp_path / "lake", create=False)
+    rows = lake.read("engine_samples", lake.data_files("engine_samples")).to_pylist()
+    assert rows
+    assert {row["service_instance_id"] for row in rows} == {"general-0"}
+    assert {row["shard"] for row in rows} == {"general"}
+
+
+def test_the_pages_run_beside_it_and_end_with_it(tmp_path: Path) -> None:
+    pytest.importorskip("streamlit")
+    process = start(tmp_path, "--app-port", "0")
+    url = re.search(r"pages +(http://127\.0\.0\.1:\d+)", told(process))
+    assert url
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            assert httpx.get(f"{url[1]}/_stcore/health").status_code == 200
+            break
+        except httpx.TransportError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    end(process)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url[1]}/_stcore/health")
