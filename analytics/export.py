@@ -59,7 +59,7 @@ def to_duckdb(
         connection.executemany("insert into target.export values (?, ?)", list(about.items()))
         connection.execute("use target")
         for table in TABLES:
-            connection.execute(f"create view main.{table.name} as {view_sql(table, f'stored.{table.name}', buckets)}")
+            connection.execute(f"create view main.{table.name} as {_typed_view(connection, table, buckets)}")
         connection.execute("use memory")
         connection.execute("detach target")
     return rows
@@ -93,6 +93,18 @@ def to_folder(
 def size_bytes(path: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
     return sum(each.stat().st_size for each in (path.iterdir() if path.is_dir() else (path,)))
+
+
+def _typed_view(connection: duckdb.DuckDBPyConnection, table: Table, buckets: Buckets) -> str:
+    """The view over `stored`, computed columns cast to the types they have here.
+
+    A view keeps its types in the file, and other versions of DuckDB derive others (of a difference of decimals).
+    """
+    view = view_sql(table, f"stored.{table.name}", buckets)
+    types = connection.execute(f"select column_name, column_type from (describe {view})").fetchall()
+    computed = {derived.name for derived in table.derived}
+    columns = [f"{name}::{kind} as {name}" if name in computed else name for name, kind in types]
+    return f"select {', '.join(columns)} from ({view})"
 
 
 def _within(table: Table, since: datetime | None, until: datetime | None) -> str:

@@ -146,6 +146,10 @@ def stream(
         raise KeyboardInterrupt from error
     except duckdb.Error as error:
         raise QueryError(explain(str(error))) from error
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":  # what DuckDB makes of a KeyboardInterrupt that it notices itself
+            raise KeyboardInterrupt from error
+        raise
     finally:
         timer.cancel()
         timer.join()  # else its thread may drop the last reference to the connection while Python ends: an abort

@@ -10,12 +10,25 @@ import click
 
 from vllm_slo.commands.invocation import Invocation
 from vllm_slo.commands.moments import Moment
-from vllm_slo.exporters.schema import EVENT_KINDS
 
 _LIST_SQL = """
 select event_id, time, end_time, kind, title, shard, service_instance_id, model, source, detail
 from events where time >= $1 order by time, event_id
 """
+
+
+KINDS = ("configuration", "restart", "deploy", "alert", "exclusion", "note", "checklist")
+"""``schema.EVENT_KINDS``, written again because the schema loads Arrow, which help has no use for."""
+
+
+class Kind(click.Choice[str]):
+    """A kind of event."""
+
+    def __init__(self) -> None:
+        super().__init__(KINDS)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "KIND"
 
 
 @click.group("event")
@@ -25,7 +38,10 @@ def event() -> None:
 
 @event.command("add")
 @click.option(
-    "--kind", type=click.Choice(EVENT_KINDS), required=True, help="What it is; an exclusion takes its time out of SLOs."
+    "--kind",
+    type=Kind(),
+    required=True,
+    help=f"One of {', '.join(KINDS)}. An exclusion takes its time out of SLOs.",
 )
 @click.option("--title", required=True, help="One line for people.")
 @click.option(

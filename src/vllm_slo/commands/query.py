@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -64,12 +67,42 @@ def query(
     if limit is None and form == "table" and output is None and sys.stdout.isatty():
         most = TABLE_ROWS
     seconds = timeout or reader.settings.timeout_seconds
-    with stream(reader.cursor(), text, seconds, limit=None if most is None else most + 1) as result:
+    cursor = reader.cursor()
+    at_most = None if most is None else most + 1
+    with _interrupted_by_signals(cursor.interrupt), stream(cursor, text, seconds, limit=at_most) as result:
         rows, more = _write(result, form, output, most)
     if more and limit is None:
         click.echo(f"first {rows} rows; --limit 0 shows all", err=True)
     elif output is not None:
         click.echo(f"{rows} rows in {output}", err=True)
+
+
+@contextmanager
+def _interrupted_by_signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call ``interrupt`` as soon as a signal arrives.
+
+    Python runs signal handlers between its own instructions, so none would run before a long query has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+
+    def watch() -> None:
+        if ours.recv(1):
+            interrupt()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        theirs.close()
+        watcher.join()
+        ours.close()
 
 
 def _write(result: pa.RecordBatchReader, form: str, output: Path | None, most: int | None) -> tuple[int, bool]:

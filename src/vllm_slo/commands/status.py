@@ -14,6 +14,7 @@ import click
 from vllm_slo.commands.invocation import Invocation
 
 if TYPE_CHECKING:
+    from vllm_slo.analytics.coverage import Coverage
     from vllm_slo.analytics.query import Reader
 
 _QUALITY_SQL = """
@@ -22,6 +23,7 @@ select coalesce(quality, 'counts') as reason, count(*)::bigint as all_time,
 from requests group by quality order by (quality is null) desc, 2 desc, 1
 """
 _LAST_SQL = "select max(end_time) from requests where quality is null"
+_COVERED = timedelta(days=1)
 
 
 @click.command("status")
@@ -60,8 +62,22 @@ def _report(invocation: Invocation, spool: Path | None, now: datetime) -> dict[s
             {"reason": reason, "all_time": total, "last_day": day}
             for reason, total, day in _rows(reader, _QUALITY_SQL, [now - timedelta(days=1)])
         ],
+        "coverage": [dataclasses.asdict(each) | {"covered": each.covered} for each in _coverage(reader)],
         "spool": dataclasses.asdict(look(folder)) if folder else None,
     }
+
+
+def _coverage(reader: Reader) -> tuple[Coverage, ...]:
+    """Coverage of each instance over the newest day of the data."""
+    from vllm_slo.analytics.coverage import coverage
+    from vllm_slo.analytics.extent import extent
+    from vllm_slo.analytics.selection import Selection
+
+    connection = reader.cursor()
+    known = extent(connection)
+    if known is None:
+        return ()
+    return coverage(connection, Selection.around(max(known.start, known.end - _COVERED), known.end))
 
 
 def _rows(reader: Reader, sql: str, parameters: list[object] | None = None) -> list[tuple[Any, ...]]:
@@ -83,6 +99,13 @@ def _print(report: dict[str, Any]) -> None:
     quality = [(q["reason"], f"{q['all_time']:,}", f"{q['last_day']:,}") for q in report["quality"]]
     write_counts(("requests by quality", "all", "last 24 h"), quality or [("none yet", "0", "0")], sys.stdout)
     click.echo()
+    if report["coverage"]:
+        covered = [
+            (c["instance"], f"{c['received']:,}", "not scraped" if c["finished"] is None else f"{c['finished']:,}")
+            for c in report["coverage"]
+        ]
+        write_counts(("instance, newest day of the data", "spans received", "finished in vLLM"), covered, sys.stdout)
+        click.echo()
     _print_spool(report["spool"], now)
 
 

@@ -1,0 +1,165 @@
+"""`vllm-slo status` and `vllm-slo demo`: what they say and that they can be repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from click.testing import CliRunner, Result
+
+from importing import content, rows
+from vllm_slo.commands.demo import default_lake
+from vllm_slo.commands.group import group
+from vllm_slo.exporters.receiver.segment import Record
+from vllm_slo.exporters.receiver.spool import Spool
+from vllm_slo.exporters.receiver.tally import SPANS_REFUSED, Tally
+
+SHARDS = {"general-0": 755, "general-1": 748, "long-0": 126, "short-0": 1385}
+"""Requests of each server in the recording."""
+
+
+def slo(*arguments: str | Path) -> Result:
+    """One command line, in this process."""
+    return CliRunner().invoke(group, [*map(str, arguments)])
+
+
+def report(lake: Path) -> dict[str, Any]:
+    """What `status --json` prints."""
+    done = slo("--lake", lake, "status", "--json")
+    assert done.exit_code == 0, done.exception
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """The lake of the demo."""
+    done = slo("demo", "--no-app", "--lake", tmp_path / "lake")
+    assert done.exit_code == 0, done.exception
+    return tmp_path / "lake"
+
+
+def test_the_demo_is_the_recording_and_can_be_loaded_again(lake: Path) -> None:
+    before = content(lake)
+    again = slo("demo", "--no-app", "--lake", lake)
+    assert "loaded before" in again.stdout
+    assert content(lake) == before
+    counted = rows(lake, "select shard, count(*)::bigint n from requests where quality is null group by all")
+    assert {row["shard"]: row["n"] for row in counted} == SHARDS
+    assert {row["model"] for row in rows(lake, "select distinct model from requests")} == {"tiny-llama"}
+    kinds = [row["kind"] for row in rows(lake, "select kind from events order by 1")]
+    assert kinds == ["configuration"] * 4 + ["deploy"]
+
+
+def test_the_demo_shows_what_its_readme_says(lake: Path) -> None:
+    found = rows(
+        lake,
+        "select start_time < timestamptz '2026-11-30 22:45:00+00' as before, "
+        "quantile_cont(request_duration_seconds, 0.99)::double as p99 "
+        "from requests where bucket = 'short' and quality is null group by 1 order by 1 desc",
+    )
+    assert [row["before"] for row in found] == [True, False]
+    assert found[0]["p99"] > 7 * found[1]["p99"]
+    assert found[1]["p99"] < 2
+
+
+def test_the_demo_serves_its_pages_and_stops_when_asked(tmp_path: Path) -> None:
+    pytest.importorskip("streamlit")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm_slo", "demo", "--no-browser", "--port", str(port)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            lines = [process.stdout.readline() for _ in range(2)]
+            assert "3014 requests loaded" in lines[0]
+            assert lines[1] == f"pages  http://127.0.0.1:{port}\n"
+            with urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=10) as answer:
+                assert answer.status == 200
+        finally:
+            process.send_signal(2)
+        assert process.wait(30) == 130
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _answers(port):
+        time.sleep(0.1)
+    assert not _answers(port)
+    assert (tmp_path / "vllm-slo" / "demo" / "requests").is_dir()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_lake_of_the_demo_lies_in_the_cache_of_the_user() -> None:
+    assert default_lake({"HOME": "/home/x"}) == Path("/home/x/.cache/vllm-slo/demo")
+    assert default_lake({"HOME": "/home/x", "XDG_CACHE_HOME": "/c"}) == Path("/c/vllm-slo/demo")
+
+
+def test_status_counts_tables_quality_and_coverage(lake: Path) -> None:
+    found = report(lake)
+    assert {name: table["rows"] for name, table in found["tables"].items() if name != "rollups"} == {
+        "requests": 3014,
+        "spans": 44,
+        "engine_samples": 59,
+        "events": 5,
+    }
+    assert found["tables"]["requests"]["last_commit"].startswith("20")
+    assert found["quality"][0]["reason"] == "counts"
+    assert found["quality"][0]["all_time"] == 3014
+    assert found["last_request_end"].startswith("2026-11-30T22:49:")
+    assert {each["instance"] for each in found["coverage"]} == set(SHARDS)
+    for each in found["coverage"]:
+        assert each["finished"] <= each["received"] <= each["finished"] + 8
+    assert found["spool"]["owner"] is None
+    shown = slo("--lake", lake, "status").stdout
+    assert "no receiver runs; 0 segments, 0 B wait" in shown
+    assert "general-0" in shown
+
+
+def test_status_reads_the_spool_of_a_running_receiver_without_touching_it(lake: Path) -> None:
+    spool = Spool.open(lake / "spool")
+    try:
+        spool.append([Record(1, b"\n\x00" * 500)])
+        tally = Tally()
+        tally.add(SPANS_REFUSED, "grpc/invalid_trace_id", 7)
+        tally.save(lake / "spool" / "counters.json")
+        found = report(lake)["spool"]
+        assert (found["waiting_segments"], found["owner"]) == (1, os.getpid())
+        assert found["waiting_bytes"] > 1000
+        assert found["counts"] == {SPANS_REFUSED: {"grpc/invalid_trace_id": 7}}
+        shown = slo("--lake", lake, "status").stdout
+        assert f"receiver runs (process {os.getpid()}); 1 segments, 1.0 kB wait" in shown
+        assert "spans refused grpc/invalid_trace_id" in shown
+        number = spool.seal()
+        assert number is not None
+        spool.quarantine(number, "it cannot be decoded")
+        (reason,) = report(lake)["spool"]["quarantined"].values()
+        assert reason == "it cannot be decoded"
+        assert "quarantined" in slo("--lake", lake, "status").stdout
+    finally:
+        spool.close()
+
+
+def test_status_of_an_empty_lake_has_no_row_and_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "none").write_bytes(b"")
+    assert slo("--lake", tmp_path / "lake", "import", tmp_path / "none").exit_code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_slo", "--lake", str(tmp_path / "lake"), "status"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "newest request ended never" in done.stdout
+    assert "none yet" in done.stdout
