@@ -155,7 +155,7 @@ def test_times_agree_with_the_client_within_the_part_no_span_covers(
         record_property(what, report)
         assert gap.min() > 0, f"a client saw its {what} before the server did"
         # The four clients and the server share the machine: a client reads late while the server computes.
-        assert np.median(gap) < 0.25
+        assert np.median(gap) < 0.2
         assert gap.max() < 5
 
 
@@ -167,8 +167,8 @@ def test_coverage_is_whole_against_the_counters_of_vllm_itself(system: System, r
     assert sample["finished"] == len(rows), "requests that vLLM finished and nobody sent, or the other way round"
     assert sample["samples"] >= 2
     (covered,) = json.loads(vllm_slo(system.lake, "status", "--json"))["coverage"]
-    assert (covered["instance"], covered["covered"]) == (INSTANCE, 1.0)
-    assert covered["received"] == covered["finished"] == len(rows)
+    assert covered["instance"] == INSTANCE
+    assert covered["covered"] == covered["received"] == covered["finished"] == len(rows)
 
 
 def test_the_scrape_gives_the_engine_and_its_configuration(system: System, rows: dict[str, dict[str, Any]]) -> None:
@@ -210,7 +210,7 @@ def test_the_page_counts_every_request_in_a_real_browser(
         browser.close()
     assert not faults
     assert SHARD in text
-    assert all(f"n={count}" in text for count in (SHORT + 1, MEDIUM, LONG)), "a bucket has another count on the page"
+    assert all(f"n={count}" in text for count in (SHORT, MEDIUM, LONG)), "a bucket has another count on the page"
 
 
 def test_vllm_keeps_serving_while_the_receiver_is_away_and_nothing_comes_twice(
