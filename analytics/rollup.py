@@ -26,7 +26,7 @@ from vllm_slo.analytics.cells import (
     joined,
     sums,
 )
-from vllm_slo.exporters.schema import BINS_PER_OCTAVE, DATE, NON_POSITIVE_BIN, ROLLUP_METRICS, ROLLUPS, TEXT, TIME
+from vllm_slo.exporters.schema import BINS_PER_OCTAVE, DATE, NON_POSITIVE_BIN, ROLLUP_METRICS, ROLLUPS, TIME
 
 LEVELS: dict[str, int] = {"minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 """Level -> its length in microseconds, finest first; each divides the next."""
@@ -84,11 +84,11 @@ def merge(rollups: pa.Table) -> pa.Table:
         has_sum=has_sum,
     )
     columns = _label_columns(encoded, labels)
-    levels = _column(rollups, "level")
+    level, levels = _codes(_column(rollups, "level"))
     tables = []
-    for level in (name for name in LEVELS if name in levels.unique().to_pylist()):
-        chosen = np.flatnonzero(pc.equal(levels, level).to_numpy(zero_copy_only=False))
-        tables.append(_table(coarser(cells.at(chosen), 1), level, 1, columns, qualities, metrics))
+    for code in sorted(range(1, len(levels)), key=lambda code: LEVELS[levels[code].as_py()]):
+        chosen = cells if len(levels) == 2 else cells.at(np.flatnonzero(level == code))
+        tables.append(_table(coarser(chosen, 1), levels[code].as_py(), 1, columns, qualities, metrics))
     return pa.concat_tables(tables) if tables else ROLLUPS.schema.empty_table()
 
 
@@ -206,12 +206,11 @@ def _label_columns(encoded: list[tuple[Integers, pa.Array]], labels: list[Intege
 
 def _codes(column: pa.Array) -> tuple[Integers, pa.Array]:
     """0 for null, else 1 + the rank among the values; and the values in order with null first."""
-    encoded = column.dictionary_encode()
-    order = pc.sort_indices(encoded.dictionary)
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order.to_numpy()] = np.arange(1, len(order) + 1)
-    indices = pc.fill_null(encoded.indices, len(order)).to_numpy(zero_copy_only=False)
-    values = encoded.dictionary.take(order)
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    values = encoded.dictionary.unique()
+    values = values.take(pc.sort_indices(values))
+    rank = pc.index_in(encoded.dictionary, value_set=values).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+    indices = pc.fill_null(encoded.indices, len(rank)).to_numpy(zero_copy_only=False)
     return np.append(rank, 0)[indices], pa.concat_arrays([pa.nulls(1, values.type), values])
 
 
@@ -219,7 +218,7 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     column = table[name].combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
-    return column.cast(TEXT) if pa.types.is_dictionary(column.type) else column
+    return column
 
 
 def _int64(column: pa.ChunkedArray) -> Integers:
