@@ -35,10 +35,10 @@ def export(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the tables into files that need no vllm-slo to read, with the columns that queries see.
+    """Write the tables as a DuckDB database, Parquet or CSV.
 
-    The database has views named as the tables: ids as hex text, derived columns, context bucket. Each file or folder
-    appears whole or not at all.
+    The files have the columns that queries see and need no vllm-slo to read. The database has views named as the
+    tables: ids as hex text, derived columns, context bucket. Each file or folder appears whole or not at all.
 
     \b
     vllm-slo export --duckdb lake.duckdb --since 7d

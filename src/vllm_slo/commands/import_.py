@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 
 
-class ImportError_(SloError):
+class NothingImported(SloError):
     """An import of which nothing could be read."""
 
 
@@ -45,11 +45,11 @@ class ImportError_(SloError):
 @click.option("--json", "as_json", is_flag=True, help="Print what became of each file as JSON.")
 @click.pass_obj
 def import_(invocation: Invocation, files: tuple[Path, ...], strict: bool, zone: str, as_json: bool) -> None:
-    """Load telemetry that was kept in files; `-` reads standard input, a folder means every file below it.
+    """Load telemetry that was kept in files.
 
-    The form is found in the content: OTLP protobuf, OTLP JSON, JSON Lines or length-delimited protobuf of the
-    OpenTelemetry Collector's file exporter, Parquet of a lake or of `vllm-slo export`, and results of
-    `vllm bench serve --save-result --save-detailed`; each plain or gzip.
+    `-` reads standard input, a folder means every file below it. The form is found in the content: OTLP protobuf,
+    OTLP JSON, JSON Lines or length-delimited protobuf of the OpenTelemetry Collector's file exporter, Parquet of a
+    lake or of `vllm-slo export`, and results of `vllm bench serve --save-result --save-detailed`; each plain or gzip.
 
     An import can be repeated or interrupted at any time: what is in the lake already is not added again.
     Rows count as received at the latest end in their part of the file.
@@ -61,11 +61,11 @@ def import_(invocation: Invocation, files: tuple[Path, ...], strict: bool, zone:
     else:
         _print(outcomes)
     if refused and not any(outcome.read for outcome in outcomes):
-        raise ImportError_("nothing could be read; the reasons are above")
+        raise NothingImported("nothing could be read; the reasons are above")
     if not outcomes:
-        raise ImportError_("no file found; name a file, or a folder with files in it")
+        raise NothingImported("no file found; name a file, or a folder with files in it")
     if refused and strict:
-        raise ImportError_(f"{refused} refused, and --strict allows none")
+        raise NothingImported(f"{refused} refused, and --strict allows none")
 
 
 def _load_all(invocation: Invocation, files: tuple[Path, ...], zone: ZoneInfo) -> Iterator[Outcome]:

@@ -33,9 +33,9 @@ _COVERED = timedelta(days=1)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.pass_obj
 def status(invocation: Invocation, spool: Path | None, as_json: bool) -> None:
-    """Show the tables, what waits in the spool, what was refused and left out, and how much of the traffic arrived.
+    """Show how lake and receiver are: tables, quality, coverage, spool.
 
-    Reads without locking anything: it works beside a running receiver and without one.
+    Also what was refused and what is in quarantine. Reads without locking anything: it works beside a running receiver and without one.
     """
     report = _report(invocation, spool, datetime.now(UTC))
     if as_json:
