@@ -35,7 +35,8 @@ _COVERED = timedelta(days=1)
 def status(invocation: Invocation, spool: Path | None, as_json: bool) -> None:
     """Show how lake and receiver are: tables, quality, coverage, spool.
 
-    Also what was refused and what is in quarantine. Reads without locking anything: it works beside a running receiver and without one.
+    Also what was refused and what is in quarantine. Reads without locking anything: it works beside a running receiver
+    and without one.
     """
     report = _report(invocation, spool, datetime.now(UTC))
     if as_json:
