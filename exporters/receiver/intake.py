@@ -97,6 +97,7 @@ class Intake:
         self._tables = _Tables(limits.table_bytes)
         self._opened = 0.0
         self._logged: set[str] = set()
+        self._without_room = ""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="intake")
 
@@ -171,10 +172,11 @@ class Intake:
                     for waiting in group:
                         waiting.outcome = failed
                 self._answer(group)
-            self._seal_if_due()
+            try:
+                self._seal_if_due(last)
+            except OSError as error:
+                _log.error("the open segment of the spool cannot be closed: %s", error)
             if last:
-                if self._spool.seal() is not None:
-                    self.sealed.set()
                 return
 
     def _gather(self) -> tuple[list[_Waiting], bool]:
@@ -317,25 +319,28 @@ class Intake:
                 waiting.future.set_result(waiting.outcome)
 
     def _no_room(self) -> PushedBack | None:
-        limits = self._limits
-        if self._spool.size_bytes >= limits.spool_bytes:
-            return self._push_back(
-                "spool_full", f"the spool holds {self._spool.size_bytes} bytes that wait for the lake"
-            )
-        free = self._free_bytes()
-        if free < limits.free_bytes:
-            return self._push_back("disk_full", f"the disk of the spool has {free} bytes free")
-        return None
+        """The answer to everybody while the spool or its disk is full; each change is logged."""
+        limits, size = self._limits, self._spool.size_bytes
+        found = None
+        if size >= limits.spool_bytes:
+            found = self._push_back("spool_full", f"{size} bytes in the spool wait for the lake")
+        elif (free := self._free_bytes()) < limits.free_bytes:
+            found = self._push_back("disk_full", f"the disk of the spool has {free} bytes free")
+        cause = found.cause if found else ""
+        if cause != self._without_room:
+            self._without_room = cause
+            _log.warning("senders are pushed back: %s", found.message if found else "no more, there is room again")
+        return found
 
     def _push_back(self, cause: str, message: str) -> PushedBack:
         return PushedBack(cause, f"{message}; nothing was kept, send again later", self._limits.retry_seconds)
 
-    def _seal_if_due(self) -> None:
+    def _seal_if_due(self, last: bool) -> None:
         spool = self._spool
         if not spool.open_records:
             return
-        due = time.monotonic() >= self._opened + self._limits.segment_seconds
-        if (due or spool.open_bytes >= self._limits.segment_bytes) and spool.seal() is not None:
+        old = time.monotonic() >= self._opened + self._limits.segment_seconds
+        if (last or old or spool.open_bytes >= self._limits.segment_bytes) and spool.seal() is not None:
             self.sealed.set()
 
 

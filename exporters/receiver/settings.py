@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +45,15 @@ class Tls:
     certificate: Path
     key: Path
 
+    def check(self) -> None:
+        """Raise ReceiverError unless both can be read and belong together."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            raise ReceiverError(
+                f"--tls-cert {self.certificate} --tls-key {self.key}: {error}; give PEM files that belong together"
+            ) from error
+
 
 @dataclass(frozen=True)
 class ReceiverSettings:
@@ -57,7 +67,7 @@ class ReceiverSettings:
     limits: Limits = Limits()
 
     def check(self) -> None:
-        """Raise ReceiverError for a door that would stand open to the network without a token."""
+        """Raise ReceiverError for a door open to the network without a token, and for a certificate without its key."""
         for name, address in (("grpc", self.grpc), ("http", self.http)):
             if address is None:
                 continue
@@ -67,6 +77,8 @@ class ReceiverSettings:
                     f"--{name} {address}: anyone who reaches this address could write spans; "
                     "give --token-file, listen on 127.0.0.1, or say --insecure if the network itself is closed"
                 )
+        if self.tls is not None:
+            self.tls.check()
 
 
 def split_address(name: str, address: str) -> tuple[str, int]:

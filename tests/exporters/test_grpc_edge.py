@@ -28,7 +28,7 @@ from receiving import EXPORT, ROOMY, Running, body, certificate, receiving, span
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
 from vllm_slo.exporters.otlp.plain import decode
 from vllm_slo.exporters.receiver.grpc_edge import TRACE_SERVICE
-from vllm_slo.exporters.receiver.settings import Limits, ReceiverError, ReceiverSettings, read_token
+from vllm_slo.exporters.receiver.settings import Limits, ReceiverError, ReceiverSettings, Tls, read_token
 
 
 @pytest.fixture
@@ -246,6 +246,14 @@ def test_tls_serves_those_who_trust_the_certificate(tmp_path: Path) -> None:
             assert channel.unary_unary(EXPORT)(body(1), timeout=10) == b""
         with grpc.insecure_channel(running.grpc_address) as channel, pytest.raises(grpc.RpcError):
             channel.unary_unary(EXPORT)(body(1), timeout=5)
+
+
+def test_a_certificate_without_its_key_is_said_before_anything_starts(tmp_path: Path) -> None:
+    tls = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    for wrong in (Tls(tls.certificate, tmp_path / "absent"), Tls(tls.certificate, certificate(tmp_path / "other").key)):
+        with pytest.raises(ReceiverError, match="belong together"):
+            ReceiverSettings(tls=wrong).check()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:4317", "[::]:4317", "192.0.2.1:4317", "example.org:4317"])

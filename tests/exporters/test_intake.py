@@ -246,6 +246,24 @@ def test_without_room_senders_are_pushed_back(tmp_path: Path, limits: Limits, fr
     bench.spool.close()
 
 
+def test_being_without_room_is_logged_when_it_begins_and_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = [0]
+    bench = Bench(tmp_path, Limits(free_bytes=1), free_bytes=lambda: free[0])
+
+    async def work() -> None:
+        with caplog.at_level(logging.WARNING):
+            for free[0] in (0, 0, 2, 2):
+                await bench.intake.take(body(1), "grpc")
+
+    bench.run(work())
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "the disk of the spool has 0 bytes free" in first
+    assert "there is room again" in second
+    bench.spool.close()
+
+
 def test_what_waits_is_bounded_in_bytes_and_in_number(tmp_path: Path) -> None:
     small = body(1)
     bench = Bench(tmp_path, Limits(free_bytes=0, pending_bytes=3 * len(small), requests_in_flight=100))

@@ -93,6 +93,18 @@ def test_the_token_comes_from_a_file_or_from_the_environment(tmp_path: Path, how
     end(process)
 
 
+def test_an_address_in_use_ends_it_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    first = start(tmp_path, "--no-app")
+    port = re.search(r"OTLP/gRPC +(127\.0\.0\.1:\d+)", told(first))
+    assert port
+    second = start(tmp_path / "other", "--no-app", "--grpc", port[1])
+    _, errors = second.communicate(timeout=20)
+    assert second.returncode == 1
+    assert "free the port or choose another" in errors
+    end(first)
+
+
 def test_half_a_tls_pair_is_refused(tmp_path: Path) -> None:
     process = start(tmp_path, "--no-app", "--tls-cert", "x.pem")
     _, errors = process.communicate(timeout=20)

@@ -115,7 +115,7 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
     upkeep = Maintenance(lake, settings.maintenance, lambda: datetime.now(UTC))
     maintenance = Periodic("maintenance", upkeep.run_once, settings.maintenance_seconds)
     async with contextlib.AsyncExitStack() as ending:
-        ending.callback(maintenance.stop, 1.0)
+        ending.callback(maintenance.stop, 2 * _PATIENCE_SECONDS)
         await receiver.start()
         draining.start()
         ending.push_async_callback(asyncio.to_thread, draining.stop, _PATIENCE_SECONDS)
