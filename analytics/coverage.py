@@ -21,7 +21,8 @@ class Coverage:
 
     ``received`` counts every row of `requests` that ended then, whatever its quality and context bucket: vLLM counts
     them all. ``finished`` is what vLLM's counters rose by, restarts allowed for; None with fewer than two samples.
-    The two can differ by the few requests that end while a scrape is answered.
+    ``received`` can pass ``finished`` by the few requests that end while a scrape is answered; more is a sign of two
+    servers under one name. ``reason`` says why coverage is unknown, None where it is known.
     """
 
     instance: str
@@ -29,29 +30,40 @@ class Coverage:
     finished: int | None
     since: datetime
     until: datetime
+    reason: str | None = None
 
     @property
     def covered(self) -> int | None:
-        """Finished requests whose span was received, at most all of them; None where nothing was scraped."""
-        return None if self.finished is None else min(self.received, self.finished)
+        """Finished requests whose span was received, at most all of them; None where that is unknown."""
+        return None if self.finished is None or self.reason is not None else min(self.received, self.finished)
+
+
+NOT_SCRAPED = "fewer than two samples; scrape its /metrics (up --scrape HOST:PORT=INSTANCE)"
+UNMATCHED = (
+    "no span names this instance, while others or none are named; start vLLM with "
+    "OTEL_RESOURCE_ATTRIBUTES=service.instance.id=INSTANCE, the name of its scrape target"
+)
 
 
 def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tuple[Coverage, ...]:
     """Coverage of every instance that has samples or rows in the selection, by name; not of rows without an instance.
 
-    A counter that falls was reset by a restart: it then rose by its new value. Buckets of the selection play no role.
+    A counter that falls, or whose process started anew, was reset: it then rose by its new value. Buckets of the
+    selection play no role. An instance without any row, while rows of the range belong to no scraped instance, is
+    unknown, not uncovered: the two sides do not agree on names.
     """
     chosen = replace(selection, buckets=None)
     scraped = {
         instance: (round(finished), moment(first), moment(last))
         for instance, finished, first, last in records(
             connection,
-            "with steps as (select service_instance_id as instance, time, requests_finished_total as value, lag(value) "
-            "over (partition by service_instance_id, model, engine order by time) as before "
+            "with steps as (select service_instance_id as instance, time, requests_finished_total as value, "
+            "lag(value) over engine as before, process_start_time > lag(process_start_time) over engine as restarted "
             f"from engine_samples where {chosen.within('time')} and {chosen.dimensions()} "
-            "and requests_finished_total is not null) "
-            "select instance, "
-            "sum(case when before is null then 0 when value < before then value else value - before end), "
+            "and requests_finished_total is not null "
+            "window engine as (partition by service_instance_id, model, engine order by time)) "
+            "select instance, sum(case when before is null then 0 "
+            "when restarted or value < before then value else value - before end), "
             "epoch_us(min(time)), epoch_us(max(time)) from steps group by instance having min(time) < max(time)",
         )
     }
@@ -61,16 +73,19 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
         for instance, (_, first, last) in scraped.items()
     )
     ended = f"case service_instance_id {windows} else {whole} end" if windows else whole
-    received = dict(
+    received: dict[str | None, int] = dict(
         records(
             connection,
             f"select service_instance_id, count(*) filter (where {ended}) from requests "
             f"where start_time >= {literal(chosen.start - LONGEST_REQUEST)} and start_time < {literal(chosen.end)} "
-            f"and {chosen.dimensions()} and service_instance_id is not null group by service_instance_id",
+            f"and {chosen.dimensions()} group by service_instance_id",
         )
     )
-    return tuple(
-        Coverage(instance, received.get(instance, 0), *scraped.get(instance, (None, chosen.start, chosen.end)))
-        for instance in sorted({*received, *scraped})
-        if instance in scraped or received[instance]
-    )
+    unmatched = any(count for instance, count in received.items() if instance not in scraped)
+    unscraped = {instance for instance, count in received.items() if instance and count and instance not in scraped}
+    found = [
+        Coverage(name, received.get(name, 0), *given, UNMATCHED if unmatched and not received.get(name) else None)
+        for name, given in scraped.items()
+    ]
+    found += [Coverage(name, received[name], None, chosen.start, chosen.end, NOT_SCRAPED) for name in unscraped]
+    return tuple(sorted(found, key=lambda covered: covered.instance))
