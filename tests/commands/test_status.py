@@ -102,8 +102,8 @@ def _answers(port: int) -> bool:
 
 
 def test_the_lake_of_the_demo_lies_in_the_cache_of_the_user() -> None:
-    assert default_lake({"HOME": "/home/x"}) == Path("/home/x/.cache/vllm-slo/demo")
-    assert default_lake({"HOME": "/home/x", "XDG_CACHE_HOME": "/c"}) == Path("/c/vllm-slo/demo")
+    assert default_lake({"HOME": "/h"}) == Path("/h/.cache/vllm-slo/demo")
+    assert default_lake({"HOME": "/h", "XDG_CACHE_HOME": "/c"}) == Path("/c/vllm-slo/demo")
 
 
 def test_status_counts_tables_quality_and_coverage(lake: Path) -> None:
