@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.product import Up, free_port
+from e2e.product import Up, free_port, query, wait_until
 from e2e.vllm_server import MODEL_NAME, VllmServer, build_model, serve
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -69,4 +69,5 @@ def system(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         with serve(
             vllm_python, model, log, port=port, otlp_endpoint=endpoint, instance=INSTANCE, shard=SHARD
         ) as server:
+            wait_until(lambda: query(lake, "select 1 from engine_samples limit 1"), "no sample of the idle server came")
             yield System(up, server, lake)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def wait_until(met: Callable[[], object], otherwise: str, seconds: float = 60.0) -> None:
+    """Returns when the condition holds; fails with the message when it does not within the time."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.5)
 
 
 class Up:
