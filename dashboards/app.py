@@ -44,11 +44,13 @@ def run(settings: AppSettings) -> None:
     st.set_page_config(page_title="vllm-slo", page_icon=ICON, layout="wide")
     colours = palette(st.context.theme.type)
     st.html(stylesheet(colours))
-    live = st.session_state.get("live", False)
-    st.fragment(_page, run_every=LIVE_SECONDS if live else None)(settings, colours)
+    live = bool(st.session_state.get("live"))
+    st.fragment(_page, run_every=LIVE_SECONDS if live else None)(settings, colours, live)
 
 
-def _page(settings: AppSettings, colours: Palette) -> None:
+def _page(settings: AppSettings, colours: Palette, live: bool) -> None:
+    if bool(st.session_state.get("live")) != live:
+        st.rerun(scope="app")
     try:
         answers = _answers(settings)
         try:

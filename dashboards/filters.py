@@ -61,6 +61,7 @@ def filters(extent: Extent, buckets: Sequence[str], now: datetime) -> Selection 
         models = _choice("Model", extent.models, names.model, "model")
         shards = _choice("Shard", extent.shards, names.shard, "shard")
         chosen = _choice("Context bucket", bucket_order(extent, buckets), names.bucket, "bucket")
+        st.toggle("Live", key="live", help="Draws the page anew every ten seconds.")
     if end <= start:
         st.warning("The range ends before it starts. Choose an end after the start.")
         return None
