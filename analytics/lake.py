@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from vllm_slo.analytics import parquet
@@ -155,15 +155,17 @@ class Lake:
         """Take in what others committed to a table; its Delta version."""
         with self._locks[table]:
             handle = self._handles[table]
+            gone = LakeError(f"{self.path}/{table}: the table is gone; put the lake back in its place and start again")
+            if self.is_local and not Path(self.path, table, "_delta_log").is_dir():
+                raise gone  # Delta takes an absent log for "nothing new"
             try:
                 handle.update_incremental()
-            except TableNotFoundError as error:
-                raise LakeError(
-                    f"{self.path}/{table}: the table is gone: {first_line(error)}; restart with the lake in place"
-                ) from error
             except (DeltaError, OSError):
-                handle = load(f"{self.path}/{table}", self._options) or handle
-                self._handles[table] = handle
+                # Idle for longer than log entries are kept: what it would read on from is gone, so it opens anew.
+                reopened = load(f"{self.path}/{table}", self._options)
+                if reopened is None:
+                    raise gone from None
+                self._handles[table] = handle = reopened
             return int(handle.version())
 
     def applied(self, table: str, app: str) -> int | None:

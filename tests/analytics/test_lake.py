@@ -288,3 +288,26 @@ def test_times_before_1970_and_far_ahead_are_kept(tmp_path: Path) -> None:
     lake.append("requests", rows(REQUESTS, [request(i, start_time=t, day=NOON.date()) for i, t in enumerate(odd)]))
     assert _everything(lake)["start_time"].to_pylist() == odd
     assert [(f.low, f.high) for f in lake.data_files("requests")] == [tuple(odd)]
+
+
+def test_a_table_that_vanishes_is_an_error_not_an_empty_answer(tmp_path: Path) -> None:
+    lake = Lake.open(tmp_path)
+    lake.append("requests", requests([1]))
+    shutil.rmtree(tmp_path / "requests")
+    with pytest.raises(SloError, match="the table is gone"):
+        lake.files("requests")
+
+
+def test_a_reader_idle_for_longer_than_the_log_is_kept_catches_up(tmp_path: Path) -> None:
+    writer, reader = Lake.open(tmp_path), Lake.open(tmp_path, create=False)
+    for number in range(30):
+        writer.append("requests", requests([number]), ("spool", number))
+
+    def clean(handle: DeltaTable) -> None:
+        handle.create_checkpoint()
+        for entry in (tmp_path / "requests" / "_delta_log").glob("*.json"):
+            if int(entry.stem) < handle.version():
+                entry.unlink()
+
+    writer.with_handle("requests", clean)
+    assert len(reader.files("requests")) == 30
