@@ -21,6 +21,7 @@ from vllm_slo.exporters.otlp.decoded import BodyError, Decoded, Decoder, DecodeS
 from vllm_slo.exporters.receiver import tally as counts
 from vllm_slo.exporters.receiver.framing import joinable
 from vllm_slo.exporters.receiver.outcome import ALL_ACCEPTED, STOPPING, Accepted, Outcome, PushedBack, Unusable, bounded
+from vllm_slo.exporters.receiver.row_memory import RowMemory
 from vllm_slo.exporters.receiver.settings import Limits
 from vllm_slo.exporters.receiver.spool import Record, Spool, SpoolWriteError
 from vllm_slo.exporters.receiver.tally import Tally
@@ -32,8 +33,9 @@ _GROUP_BYTES = 16 * 1024 * 1024
 """A group stops growing here: what one fsync covers, and the memory its rows take."""
 _JOIN_BYTES = 4 * 1024 * 1024
 """Bodies are joined for one decode up to this size: beyond it joining saves nothing."""
-_TABLE_BYTES = 16 * 1024
-"""What the objects of one decoded body take, whatever its rows."""
+_PACED_SHARE = 0.75
+_PACED_BYTES_PER_SECOND = 32 * 1024 * 1024
+"""With this share of the memory for rows in use, bodies are taken no faster than this (about 50,000 spans a second)."""
 
 Preparation = Callable[[bytes], tuple[bytes, list[Refusal]]]
 """Another encoding -> OTLP protobuf, with what was refused on the way; raises BodyError."""
@@ -94,7 +96,7 @@ class Intake:
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._pending_bytes = 0
         self._pending = 0
-        self._tables = _Tables(limits.table_bytes)
+        self._tables = RowMemory(limits.table_bytes)
         self._opened = 0.0
         self._logged: set[str] = set()
         self._without_room = ""
@@ -172,6 +174,7 @@ class Intake:
                     for waiting in group:
                         waiting.outcome = failed
                 self._answer(group)
+                self._pace(group)
             try:
                 self._seal_if_due(last)
             except OSError as error:
@@ -318,6 +321,14 @@ class Intake:
             if not waiting.future.done():
                 waiting.future.set_result(waiting.outcome)
 
+    def _pace(self, group: Sequence[_Waiting]) -> None:
+        """Let the lake catch up while rows fill the memory kept for them: beyond it they would be decoded twice."""
+        patience = sum(waiting.size for waiting in group) / _PACED_BYTES_PER_SECOND
+        while patience > 0 and self._tables.filled > _PACED_SHARE and not self._stopping:
+            pause = min(patience, 0.01)
+            time.sleep(pause)
+            patience -= pause
+
     def _no_room(self) -> PushedBack | None:
         """The answer to everybody while the spool or its disk is full; each change is logged."""
         limits, size = self._limits, self._spool.size_bytes
@@ -342,43 +353,6 @@ class Intake:
         old = time.monotonic() >= self._opened + self._limits.segment_seconds
         if (last or old or spool.open_bytes >= self._limits.segment_bytes) and spool.seal() is not None:
             self.sealed.set()
-
-
-_Rows = tuple[pa.Table, pa.Table]
-
-
-class _Tables:
-    """Rows by segment, up to a limit; a segment of which any rows did not fit is not kept at all."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._guard = threading.Lock()
-        self._size = 0
-        self._kept: dict[int, list[_Rows] | None] = {}
-        self._sizes: dict[int, int] = {}
-
-    def add(self, number: int, requests: pa.Table, spans: pa.Table, body_bytes: int) -> None:
-        # Rows take about the memory of their body (607,000 of 621,000 bytes measured), and each column has its own.
-        size = body_bytes + _TABLE_BYTES
-        with self._guard:
-            rows = self._kept.setdefault(number, [])
-            if rows is None:
-                return
-            if self._size + size > self._limit:
-                self._kept[number] = None
-                self._size -= self._sizes.pop(number, 0)
-                return
-            rows.append((requests, spans))
-            self._size += size
-            self._sizes[number] = self._sizes.get(number, 0) + size
-
-    def pop(self, number: int) -> _Rows | None:
-        with self._guard:
-            rows = self._kept.pop(number, None)
-            self._size -= self._sizes.pop(number, 0)
-        if not rows:
-            return None
-        return pa.concat_tables([requests for requests, _ in rows]), pa.concat_tables([spans for _, spans in rows])
 
 
 def _free_bytes(spool: Spool) -> int:

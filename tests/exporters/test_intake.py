@@ -322,6 +322,43 @@ def test_rows_beyond_the_memory_limit_are_left_to_the_spool(tmp_path: Path) -> N
     bench.spool.close()
 
 
+def test_while_rows_fill_their_memory_bodies_are_taken_at_a_bounded_rate(tmp_path: Path) -> None:
+    small = plain.decode(body(1), 1, SETTINGS)
+    spool = Spool.open(tmp_path / "spool")
+    intake = Intake(
+        spool,
+        lambda data, received_ns, settings: Decoded(small.requests, small.spans, data),
+        SETTINGS,
+        Limits(free_bytes=0, segment_seconds=60, table_bytes=9_000_000),
+        Tally(),
+    )
+    data = bytes(4 << 20)
+
+    async def seconds() -> float:
+        start = time.monotonic()
+        assert await intake.take(data, "grpc") is ALL_ACCEPTED
+        await intake.take(body(1), "grpc")
+        return time.monotonic() - start
+
+    async def work() -> None:
+        assert intake.tables(1) is None
+        await seconds()
+        assert await seconds() > 0.1, "4 MiB at 32 MiB a second"
+        number = spool.open_number
+        assert number is not None
+        assert intake.tables(number) is not None
+        begun = time.monotonic()
+        await intake.take(body(1), "grpc")
+        assert time.monotonic() - begun < 0.1, "room again"
+
+    intake.start()
+    try:
+        asyncio.run(work())
+    finally:
+        intake.stop()
+        spool.close()
+
+
 def test_rows_decoded_again_from_the_spool_are_the_rows_of_the_intake(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
