@@ -2,8 +2,8 @@
 
 One body is serialised with the OTLP messages and the byte positions of everything that differs between requests (ids,
 times, latencies, the request id) are found in it once; further bodies overwrite those bytes with new random values.
-Token counts are variable-length on the wire, so they differ between templates and not within one. Synthetic: latencies are
-lognormal and add up as vLLM's do; nothing here claims to be a measurement.
+Token counts are variable-length on the wire, so they differ between templates and not within one. Synthetic: latencies
+are lognormal and add up as vLLM's do; nothing here claims to be a measurement.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Durable spans per CPU second of the receiver: OTLP/gRPC in, fsynced spool, deduplicated rows committed to the lake.
 
-The server (`vllm-slo up --no-app`) runs on one core, the sender on the other. CPU seconds are user + system of the server's
-processes, everything included: gRPC, decoding, fsync, deduplication, rollups, Delta commits, compaction while it runs.
-The clock of CPU seconds stops when every span sent is in the lake and the spool is empty. Bytes per request are those of
-the whole lake folder after compaction and vacuum, all tables and logs included.
+The server (`vllm-slo up --no-app`) runs on one core, the sender on the other. CPU seconds are user + system of the
+server's processes, everything included: gRPC, decoding, fsync, deduplication, rollups, Delta commits, compaction
+while it runs. The clock of CPU seconds stops when every span sent is in the lake and the spool is empty. Bytes per
+request are those of the whole lake folder after compaction and vacuum, all tables and logs included.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
-from bodies import stream
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from bodies import stream
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings
 

@@ -1,6 +1,6 @@
 """Names that others chose: OpenTelemetry and vLLM. One file, because they mislead and because they move.
 
-Span attributes are those of vLLM 0.32 and 0.33 (`gen_ai.*` is in development; the names vLLM writes are the older ones).
+Span attributes are those of vLLM 0.32 and 0.33 (`gen_ai.*` is in development; vLLM writes the older names).
 """
 
 from __future__ import annotations
@@ -87,6 +87,6 @@ PROMPT_TEXT_ATTRIBUTES: tuple[str, ...] = (
     "langfuse.trace.input",
     "langfuse.trace.output",
 )
-"""Attribute keys (shell patterns) that carry what users wrote or were told. Dropped, on spans, events, links, scopes and
-resources alike, before anything is kept. Sources: OpenTelemetry gen_ai semantic conventions 1.28-1.37, OpenInference,
+"""Attribute keys (shell patterns) that carry what users wrote or were told. Dropped, on spans, events, links, scopes
+and resources alike, before anything is kept. Sources: OpenTelemetry gen_ai semantic conventions 1.28-1.37, OpenInference,
 OpenLLMetry, Langfuse. `gen_ai.usage.prompt_tokens` and its like are counts and are not matched."""

@@ -70,7 +70,9 @@ _WHERE = (
     Column("service_instance_id", TEXT, "Resource attribute `service.instance.id`, else null."),
     Column("shard", TEXT, "`vllm.shard`, else the first matching shard rule, else the instance, else the service."),
 )
-_DAY = Column("day", DATE, "Partition: UTC day of the row's time (of its receipt when that time is implausible).", required=True)
+_DAY = Column(
+    "day", DATE, "Partition: UTC day of the row's time (of its receipt when that time is implausible).", required=True
+)
 _RECEIVED = Column("received_time", TIME, "When the receiver accepted the row.", required=True)
 _RESOURCE = Column("resource_attributes", TEXT, "Every resource attribute, as a JSON object.")
 
@@ -81,7 +83,9 @@ REQUESTS = Table(
         _DAY,
         Column("start_time", TIME, "Arrival at the vLLM front end.", required=True),
         Column("end_time", TIME, "End of the request's span.", required=True),
-        Column("request_id", TEXT, "vLLM's external request id (`gen_ai.request.id`); shared by the children of n > 1."),
+        Column(
+            "request_id", TEXT, "vLLM's external request id (`gen_ai.request.id`); shared by the children of n > 1."
+        ),
         *_IDS,
         Column("source", TEXT, "Who reported the row: `stock`, `probe` or `client`.", required=True),
         *_WHERE,
@@ -122,8 +126,8 @@ REQUESTS = Table(
         Derived(
             "residual_seconds",
             "request_duration_seconds - time_to_first_token_seconds - decode_seconds",
-            "Part of the duration after the first token that decode does not cover. frontend + queue + prefill + decode "
-            "+ residual = request_duration_seconds, exactly.",
+            "Part of the duration after the first token that decode does not cover. frontend + queue + prefill + "
+            "decode + residual = request_duration_seconds, exactly.",
         ),
         Derived(
             "time_per_output_token_seconds",
@@ -143,7 +147,9 @@ SPANS = Table(
         *_IDS,
         Column("name", TEXT, "Span name.", required=True),
         Column("kind", TEXT, "`unspecified`, `internal`, `server`, `client`, `producer` or `consumer`.", required=True),
-        Column("duration_seconds", SECONDS, "End minus start, to the nanosecond; null when it does not fit (31.7 years)."),
+        Column(
+            "duration_seconds", SECONDS, "End minus start, to the nanosecond; null when it does not fit (31.7 years)."
+        ),
         Column("status", TEXT, "`unset`, `ok` or `error`."),
         Column("status_message", TEXT, "Message of the status."),
         *_WHERE,
@@ -181,7 +187,11 @@ ENGINE_SAMPLES = Table(
         Column("kv_block_size_tokens", REAL, "Tokens in one KV block."),
         Column("requests_finished_total", REAL, "Finished requests of every reason, client aborts not among them."),
         Column("requests_finished_error_total", REAL, "Of those, finished as `error` or `abort`."),
-        Column("admission_rejections_total", REAL, "Requests refused at the door (503). Counted per server, not per engine."),
+        Column(
+            "admission_rejections_total",
+            REAL,
+            "Requests refused at the door (503). Counted per server, not per engine.",
+        ),
         Column("preemptions_total", REAL, "Preemptions seen by the front end."),
         Column("prompt_tokens_total", REAL, "Prompt tokens prefilled, cached ones included."),
         Column("prompt_tokens_cached_total", REAL, "Of those, served from a cache."),
@@ -231,7 +241,12 @@ ROLLUPS = Table(
         Column("bucket", TEXT, "Context bucket by the configuration at the time of writing."),
         Column("metric", TEXT, "One of ROLLUP_METRICS.", required=True),
         Column("quality", TEXT, "For metric `requests`: why these rows are left out; null for rows that count."),
-        Column("bin", pa.int16(), "ceil(32 * log2(seconds)): value in (2^((bin-1)/32), 2^(bin/32)]; NON_POSITIVE_BIN for values <= 0; null for plain counts."),
+        Column(
+            "bin",
+            pa.int16(),
+            "ceil(32 * log2(seconds)): value in (2^((bin-1)/32), 2^(bin/32)]; NON_POSITIVE_BIN for values <= 0; "
+            "null for plain counts.",
+        ),
         Column("count", INTEGER, "Rows.", required=True),
         Column("value_sum", SECONDS_SUM, "Exact sum of the values (seconds, or tokens for the token metrics)."),
     ),
@@ -243,7 +258,10 @@ TABLES: tuple[Table, ...] = (REQUESTS, SPANS, ENGINE_SAMPLES, EVENTS, ROLLUPS)
 
 QUALITY_REASONS: dict[str, str] = {
     "missing_milestone": "A latency or a token count that vLLM always writes is absent.",
-    "uptime_sized_time": "A phase is longer than the request by more than a second: vLLM subtracted a milestone that was never reached (errors, engine-side aborts).",
+    "uptime_sized_time": (
+        "A phase is longer than the request by more than a second: vLLM subtracted a milestone that was never reached "
+        "(errors, engine-side aborts)."
+    ),
     "negative_time": "A phase is negative, for the same cause.",
     "end_before_start": "The span ends before it starts.",
     "clock_skew": "The span starts more than five minutes after it was received, or before 2015.",
@@ -268,5 +286,6 @@ ROLLUP_METRICS: dict[str, str] = {
 }
 
 BINS_PER_OCTAVE = 32
-"""Base 2^(1/32): OpenTelemetry exponential-histogram scale 5. A quantile read from it is off by at most 2^(1/64) - 1 = 1.09 %."""
+"""Base 2^(1/32): OpenTelemetry exponential-histogram scale 5.
+A quantile read from it is off by at most 2^(1/64) - 1 = 1.09 %."""
 NON_POSITIVE_BIN = -32768

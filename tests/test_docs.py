@@ -24,8 +24,8 @@ def tables_page() -> str:
     parts = [
         "# Tables",
         f"Schema version {SCHEMA_VERSION}. This page is generated from `exporters/schema.py`.",
-        "Times are UTC. Durations are seconds, exact to the nanosecond (`decimal(18, 9)`); cast them with `::double` for "
-        "arithmetic in floating point. Ids are bytes in the Parquet files and lower-case hex text in the SQL views. "
+        "Times are UTC. Durations are seconds, exact to the nanosecond (`decimal(18, 9)`); cast them with `::double` "
+        "for arithmetic in floating point. Ids are bytes in the Parquet files and lower-case hex text in the SQL views. "
         "Columns under *derived* exist in the views only.",
         *(_table(table) for table in TABLES),
         "## Quality reasons",
@@ -63,8 +63,8 @@ def commands_page() -> str:
 
     parts = [
         "# Commands",
-        "This page is generated from the help texts. `./run cli COMMAND` runs a command in the environment that `./run` "
-        "made; `pip install` puts `vllm-slo` itself on the path.",
+        "This page is generated from the help texts. `./run cli COMMAND` runs a command in the environment that "
+        "`./run` made; `pip install` puts `vllm-slo` itself on the path.",
         _help(PROGRAM, group),
         *(f"## {name}\n\n{_help(f'{PROGRAM} {name}', command)}" for name, command in _commands().items()),
     ]
