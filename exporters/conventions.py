@@ -87,6 +87,6 @@ PROMPT_TEXT_ATTRIBUTES: tuple[str, ...] = (
     "langfuse.trace.input",
     "langfuse.trace.output",
 )
-"""Attribute keys (shell patterns) that carry what users wrote or were told. Dropped, on spans, events, links, scopes
-and resources alike, before anything is kept. Sources: OpenTelemetry gen_ai semantic conventions 1.28-1.37, OpenInference,
-OpenLLMetry, Langfuse. `gen_ai.usage.prompt_tokens` and its like are counts and are not matched."""
+"""Attribute keys (shell patterns) that carry what users wrote or were told. Dropped, on spans, events, links,
+scopes and resources alike, before anything is kept. Sources: OpenTelemetry gen_ai semantic conventions 1.28-1.37,
+OpenInference, OpenLLMetry, Langfuse. `gen_ai.usage.prompt_tokens` and its like are counts and are not matched."""

@@ -25,7 +25,7 @@ def tables_page() -> str:
         "# Tables",
         f"Schema version {SCHEMA_VERSION}. This page is generated from `exporters/schema.py`.",
         "Times are UTC. Durations are seconds, exact to the nanosecond (`decimal(18, 9)`); cast them with `::double` "
-        "for arithmetic in floating point. Ids are bytes in the Parquet files and lower-case hex text in the SQL views. "
+        "for arithmetic in floating point. Ids are bytes in the Parquet files and lower-case hex text in the views. "
         "Columns under *derived* exist in the views only.",
         *(_table(table) for table in TABLES),
         "## Quality reasons",
