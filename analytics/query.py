@@ -182,11 +182,14 @@ class Reader:
         return self.snapshot()[1]
 
     def snapshot(self) -> tuple[tuple[int, ...], duckdb.DuckDBPyConnection]:
-        """The versions of the tables, and a cursor over them."""
+        """The versions of the tables, and a cursor over them. Raises QueryError where a live file cannot be read."""
         with self._lock:
             versions = tuple(self.lake.refresh(table.name) for table in TABLES)
             if self._connection is None or versions != self._versions:
-                self._connection = connect(self.lake, self.buckets, self.settings)
+                try:
+                    self._connection = connect(self.lake, self.buckets, self.settings)
+                except duckdb.Error as error:
+                    raise QueryError(explain(str(error))) from error
                 self._versions = versions
             return versions, self._connection.cursor()
 

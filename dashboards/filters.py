@@ -85,6 +85,13 @@ def _choice(
 ) -> tuple[str | None, ...] | None:
     """The values chosen; None for all, which is also what choosing nothing means."""
     chosen = st.multiselect(
-        label, values, format_func=called, key=key, placeholder="all", width=230, disabled=len(values) < 2
+        label,
+        values,
+        format_func=called,
+        key=key,
+        placeholder="all",
+        bind="query-params",
+        width=230,
+        disabled=len(values) < 2,
     )
     return tuple(chosen) or None

@@ -91,7 +91,7 @@ def _section(title: str, text: str) -> None:
 
 
 def _percentiles(view: View) -> None:
-    _section("Latency by context bucket and shard", f"Darker is slower. {_covered(view.covered)}")
+    _section("Latency by context bucket and shard", f"{view.palette.slower} is slower. {_covered(view.covered)}")
     quantile = st.segmented_control(
         "Percentile",
         QUANTILES,

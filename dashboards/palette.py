@@ -10,8 +10,12 @@ Rgb = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Palette:
-    """``low`` to ``high`` is the ramp of intensity; ``strong``, ``medium`` and ``weak`` draw lines and bars."""
+    """``low`` to ``high`` is the ramp of intensity; ``strong``, ``medium`` and ``weak`` draw lines and bars.
 
+    ``slower`` is what a slower cell is, in words.
+    """
+
+    slower: str
     text: str
     quiet: str
     line: str
@@ -32,6 +36,7 @@ class Palette:
 
 
 LIGHT = Palette(
+    slower="Darker",
     text="#1f2430",
     quiet="#5b6472",
     line="#d5dae1",
@@ -42,6 +47,7 @@ LIGHT = Palette(
     high=(8, 48, 96),
 )
 DARK = Palette(
+    slower="Lighter",
     text="#f0f3f7",
     quiet="#a3adba",
     line="#3d4654",

@@ -54,7 +54,7 @@ def stylesheet(palette: Palette) -> str:
 .slo-health th, .slo-health td {{ border: none; border-top: 1px solid {palette.line}; padding: .3rem .2rem; }}
 .slo-health th {{ text-align: left; font-weight: 400; color: {palette.quiet}; }}
 .slo-health td {{ text-align: right; font-weight: 500; }}
-.slo-help {{ max-width: 68ch; color: {palette.text}; font-size: 1rem; line-height: 1.55; }}
+.slo-help {{ max-width: 92ch; color: {palette.text}; font-size: 1rem; line-height: 1.55; }}
 .slo-help pre {{ background: none; border: 1px solid {palette.line}; border-radius: .4rem; padding: .7rem .9rem;
   font-size: .88rem; color: {palette.text}; overflow-x: auto; }}
 </style>"""

@@ -37,7 +37,8 @@ def command(host: str, port: int) -> list[str]:
         "server.headless": "true",
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "minimal",
-        "theme.primaryColor": "#2f7fbf",
+        "theme.light.primaryColor": "#2f7fbf",
+        "theme.dark.primaryColor": "#7fb8e6",
     }
     page = Path(__file__).parent.with_name("page.py")
     return [

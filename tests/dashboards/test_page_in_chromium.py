@@ -1,0 +1,171 @@
+"""The page as a person sees it: a real server, a real browser, recordings of a real vLLM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from fixtures.latency_lake import fill, recorded
+from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.extent import extent
+from vllm_slo.analytics.lake import Lake
+from vllm_slo.analytics.percentiles import QUANTILES, percentiles
+from vllm_slo.analytics.phases import PARTS, phases
+from vllm_slo.analytics.query import connect
+from vllm_slo.analytics.selection import Selection
+from vllm_slo.dashboards.units import quantile_text, seconds_text
+from vllm_slo.page import LAKE_VARIABLE
+from vllm_slo.serving.app import command, free_port
+
+pytestmark = pytest.mark.browser
+
+HOST = "127.0.0.1"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+COMPLETE = (
+    "document.querySelector('.slo-health') && [...document.querySelectorAll('.js-plotly-plot')].length === 3"
+    " && [...document.querySelectorAll('.js-plotly-plot')].every(plot => plot.querySelector('.cartesianlayer .xy'))"
+)
+
+
+@pytest.fixture(scope="module")
+def browser_path() -> str:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium; apt-get install chromium")
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(browser_path: str) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
+        yield browser.new_page(viewport={"width": 1400, "height": 2500})
+        browser.close()
+
+
+class Server:
+    """`streamlit run` as the product starts it, on a lake."""
+
+    def __init__(self, lake: Path) -> None:
+        port = free_port(HOST)
+        self.address = f"http://{HOST}:{port}"
+        self._log = (lake.parent / f"{lake.name}.log").open("w+")
+        self._process = subprocess.Popen(
+            command(HOST, port),
+            env={**os.environ, LAKE_VARIABLE: str(lake)},
+            cwd=lake.parent,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urlopen(f"{self.address}/_stcore/health", timeout=1) as reply:
+                return bool(reply.status == 200)
+        except (URLError, OSError):
+            return False
+
+    def stop(self) -> str:
+        """End it; what it wrote."""
+        self._process.terminate()
+        self._process.wait(20)
+        self._log.seek(0)
+        text = self._log.read()
+        self._log.close()
+        return text
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("demo") / "lake"
+    recorded(folder, captures)
+    server = Server(folder)
+    yield server.address, folder
+    assert "Traceback" not in server.stop()
+
+
+def visited(page: Page, address: str, ready: str) -> list[str]:
+    """Opens an address, waits for an expression to hold, and gives what the console complained of meanwhile."""
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("requestfailed", lambda request: complaints.append(f"request failed: {request.url}"))
+    page.goto(address)
+    page.wait_for_function(ready, timeout=60_000)
+    return complaints
+
+
+def text_of(page: Page, selector: str) -> str:
+    return " ".join(page.locator(selector).inner_text().split())
+
+
+def test_every_figure_in_the_tables_is_the_computed_one(page: Page, demo: tuple[str, Path], tmp_path: Path) -> None:
+    address, folder = demo
+    complaints = visited(page, address, COMPLETE)
+    connection = connect(Lake.open(folder, create=False), Buckets())
+    whole = extent(connection)
+    assert whole is not None
+    selection = Selection.around(whole.start, whole.end)
+    tables = percentiles(connection, selection, "rows")
+    for quantile in reversed(QUANTILES):
+        name = quantile_text(quantile)
+        page.get_by_role("radio", name=name, exact=True).click()
+        page.wait_for_selector(f".slo-heat[data-quantile='{quantile:g}'] >> nth=3")
+        for metric, table in tables.items():
+            shown = f".slo-heat[data-metric='{metric}'][data-quantile='{quantile:g}']"
+            for cell in table.cells:
+                text = text_of(page, f"{shown} [data-cell='{cell.shard}|{cell.bucket}']").replace("▲ worst", "").strip()
+                enough = f"{seconds_text(cell.value(quantile))} n={cell.rows:,}"
+                few = f"max {seconds_text(cell.maximum)} n={cell.rows:,}, too few for {name}"
+                assert text == (enough if cell.enough(quantile) else few)
+            assert text_of(page, f"{shown} [data-cell='short-0|long']") == "no data"
+            assert "exact" in text_of(page, f"{shown} .note")
+    found = phases(connection, selection, "rows")
+    assert found is not None
+    assert found.median is not None
+    assert found.tail is not None
+    bars = page.locator(".js-plotly-plot").nth(0).inner_text()
+    for group in (found.median, found.tail):
+        assert f"mean {seconds_text(group.measured)}" in bars
+        assert all(seconds_text(group.mean(part)) in bars for part in PARTS["request_duration"])
+    total = tables["queue"].rows_used
+    assert text_of(page, "[data-tile='requests'] .figure") == f"{total:,}"
+    assert "Percentiles cover" in page.content()
+    page.screenshot(path=tmp_path / "overview.png")
+    assert complaints == []
+
+
+def test_a_link_with_filters_opens_that_selection(page: Page, demo: tuple[str, Path], tmp_path: Path) -> None:
+    address, folder = demo
+    complaints = visited(page, f"{address}/?shard=short-0", COMPLETE)
+    connection = connect(Lake.open(folder, create=False), Buckets())
+    ((rows,),) = connection.sql("select count(*) from requests where shard = 'short-0'").fetchall()
+    page.wait_for_function(f"document.querySelector('[data-tile=requests] .figure').innerText === '{rows:,}'")
+    assert page.locator(".slo-heat [data-cell^='general-0']").count() == 0
+    page.screenshot(path=tmp_path / "filtered.png")
+    assert complaints == []
+
+
+def test_an_empty_lake_is_explained(page: Page, tmp_path: Path) -> None:
+    fill(tmp_path / "lake", [])
+    server = Server(tmp_path / "lake")
+    try:
+        complaints = visited(page, server.address, "document.querySelector('.slo-help')")
+        assert "The lake has no requests yet." in page.inner_text("body")
+        page.screenshot(path=tmp_path / "empty.png")
+        assert complaints == []
+    finally:
+        assert "Traceback" not in server.stop()
