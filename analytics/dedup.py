@@ -26,6 +26,8 @@ from vllm_slo.analytics.parquet import SOURCES
 MEMORY_BYTES = 128 << 20
 DIRECT_SHARE = 50
 """A day is looked up without loading it while the rows that asked for it number less than 1/50 of the rows it has."""
+IDLE_CHECKS = 100
+"""A day that so many checks did not touch may be forgotten when another day's filter wants to grow."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -54,6 +56,7 @@ class _Day:
     files: set[str] = field(default_factory=set)
     own: set[Writer] = field(default_factory=set)
     asked: int = 0
+    used: int = 0
 
 
 class Dedup:
@@ -63,6 +66,7 @@ class Dedup:
         self._lake = lake
         self._memory_bytes = memory_bytes
         self._days: dict[tuple[str, str], _Day] = {}
+        self._checks = 0
         self._checked: dict[str, list[_Day]] = {}
 
     @property
@@ -77,6 +81,7 @@ class Dedup:
         without a quality mark gets `shared_request_id`. Rows without ids are kept.
         """
         version = self._lake.refresh(table)
+        self._checks += 1
         if rows.num_rows == 0:
             return Checked(rows, 0, 0, version)
         ids = _id_hashes(rows)
@@ -119,8 +124,7 @@ class Dedup:
             return np.ones(len(keys), dtype=bool)
         self._checked[table].append(state)
         found = bloom.contains(keys)
-        self._make_room((table, day), bloom.growth_bytes(len(keys)))
-        bloom.add(keys)
+        self._remember((table, day), bloom, keys)
         return found
 
     def _catch_up(self, table: str, day: str, files: list[DataFile], *, load: bool) -> _Day:
@@ -128,8 +132,9 @@ class Dedup:
         key = (table, day)
         state = self._days.pop(key, None) or _Day()
         self._days[key] = state  # most recently used last
+        state.used = self._checks
         if state.bloom is None and (load or not files):
-            state.bloom, state.asked = Bloom(self._memory_bytes), 0
+            state.bloom, state.asked = Bloom(), 0
         if state.bloom is None:
             return state
         for file in files:
@@ -160,16 +165,19 @@ class Dedup:
                 hashes = _id_hashes(rows)
                 if table == "requests":
                     hashes = np.concatenate([hashes, _sibling_hashes(rows)])
-                self._make_room(key, bloom.growth_bytes(len(hashes)))
-                bloom.add(Keys.of(hashes))
+                self._remember(key, bloom, Keys.of(hashes))
 
-    def _make_room(self, keep: tuple[str, str], size: int) -> None:
-        """Forget the days that were used longest ago until a filter may grow."""
-        for key in list(self._days):
-            if self.size_bytes + size <= self._memory_bytes:
-                return
-            if key != keep:
-                self._days[key] = _Day()
+    def _remember(self, key: tuple[str, str], bloom: Bloom, keys: Keys) -> None:
+        """Add keys to a day's filter; for its growth the days used longest ago are forgotten, in use ones only for a
+        filter that has no memory yet (others are filled on: more suspects, the same rows)."""
+        wanted = bloom.growth_bytes(len(keys))
+        first = bloom.size_bytes == 0
+        for other, state in list(self._days.items()):
+            if self.size_bytes + wanted <= self._memory_bytes:
+                break
+            if other != key and state.bloom and (first or state.used < self._checks - IDLE_CHECKS):
+                self._days[other] = _Day()
+        bloom.add(keys, self._memory_bytes - self.size_bytes)
 
     def _resolve(
         self, table: str, rows: pa.Table, suspects: Mask, files: dict[str, list[DataFile]], version: int

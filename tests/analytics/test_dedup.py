@@ -173,6 +173,28 @@ def test_memory_stays_bounded_over_many_days(lake: Lake) -> None:
     assert dedup.check("requests", requests(range(100), start_time=NOON)).duplicates == 100
 
 
+class Watched(Dedup):
+    """Counts the files read back from the lake."""
+
+    learned = 0
+
+    def _learn(self, *given: Any) -> None:
+        self.learned += 1
+        super()._learn(*given)
+
+
+def test_days_in_use_do_not_push_each_other_out_of_memory(lake: Lake) -> None:
+    """Two tables and two days at once, in memory for two small filters: nothing is read back from the lake."""
+    dedup = Watched(lake, memory_bytes=MEGABYTE)
+    for number in range(12):
+        table = requests(range(number * 5000, number * 5000 + 5000), start_time=NOON + timedelta(days=number % 2))
+        _enter(lake, dedup, table, number)
+        _enter(lake, dedup, spans(range(number * 3000, number * 3000 + 3000)), number, "spans")
+    assert dedup.learned == 0
+    assert dedup.size_bytes <= 2 * MEGABYTE
+    assert dedup.check("requests", requests(range(5000), start_time=NOON)).duplicates == 5000
+
+
 def test_a_day_is_loaded_ahead_on_request(lake: Lake) -> None:
     lake.append("requests", requests(range(100)))
     dedup = Dedup(lake)
