@@ -80,8 +80,8 @@ def phases(
     found = records(
         connection,
         f"select {column} >= {tail:.9f} as slow, count(*), {sums} from requests where quality is null "
-        f"and {column} >= {low:.9f} and ({column} <= {high:.9f} or {column} >= {tail:.9f}) and {complete} and {selection.requests()} "
-        "group by slow",
+        f"and {column} >= {low:.9f} and ({column} <= {high:.9f} or {column} >= {tail:.9f}) "
+        f"and {complete} and {selection.requests()} group by slow",
     )
     groups = {bool(slow): _group(measure, rows, totals) for slow, rows, *totals in found}
     return Phases(measure, tail_quantile, basis, low, high, tail, groups.get(False), groups.get(True))
@@ -91,8 +91,8 @@ _STORED: dict[Measure, tuple[str, ...]] = {
     "time_to_first_token": ("queue", "prefill", "time_to_first_token"),
     "request_duration": ("queue", "prefill", "time_to_first_token", "decode", "request_duration"),
 }
-"""Columns that are summed. The other parts are differences of the sums: exact in integers, and DuckDB sums
-stored columns at twice the speed of computed ones. Rows without one of them (a client saw no phases) are in no group."""
+"""Columns that are summed. The other parts are differences of the sums: exact in integers, and DuckDB sums stored
+columns at twice the speed of computed ones. Rows without one of them (a client sees no phases) are in no group."""
 
 
 def _group(measure: Measure, rows: int, totals: list[Decimal]) -> Group:
