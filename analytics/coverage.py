@@ -52,14 +52,14 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
     selection play no role. An instance without any row, while rows of the range belong to no scraped instance, is
     unknown, not uncovered: the two sides do not agree on names.
     """
-    chosen = replace(selection, buckets=None)
+    chosen = replace(selection, buckets=None, sources=None)
     scraped = {
         instance: (round(finished), moment(first), moment(last))
         for instance, finished, first, last in records(
             connection,
             "with steps as (select service_instance_id as instance, time, requests_finished_total as value, "
             "lag(value) over engine as before, process_start_time > lag(process_start_time) over engine as restarted "
-            f"from engine_samples where {chosen.within('time')} and {chosen.dimensions()} "
+            f"from engine_samples where {chosen.within('time')} and {chosen.engines()} "
             "and requests_finished_total is not null "
             "window engine as (partition by service_instance_id, model, engine order by time)) "
             "select instance, sum(case when before is null then 0 "
@@ -78,7 +78,7 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
             connection,
             f"select service_instance_id, count(*) filter (where {ended}) from requests "
             f"where start_time >= {literal(chosen.start - LONGEST_REQUEST)} and start_time < {literal(chosen.end)} "
-            f"and {chosen.dimensions()} group by service_instance_id",
+            f"and {chosen.dimensions()} and source <> 'client' group by service_instance_id",
         )
     )
     unmatched = any(count for instance, count in received.items() if instance not in scraped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import duckdb
@@ -39,13 +39,13 @@ def engine_series(
     connection: duckdb.DuckDBPyConnection, selection: Selection, step: timedelta
 ) -> tuple[EngineSeries, ...]:
     """The mean of every gauge a step and engine, filtered by time, model and shard. Empty without samples."""
-    every_bucket = replace(selection, buckets=None)
     means = ", ".join(f"avg({gauge})" for gauge in GAUGES)
     found = records(
         connection,
-        "select coalesce(shard, service_instance_id) as name, service_instance_id, engine, "
-        f"{start_of_step('time', step)} as step, {means} from engine_samples "
-        f"where {selection.within('time')} and {every_bucket.dimensions()} group by all order by all",
+        "select coalesce(max(max(shard)) over (partition by service_instance_id), service_instance_id) as name, "
+        f"service_instance_id, engine, {start_of_step('time', step)} as step, {means} from engine_samples "
+        f"where {selection.within('time')} and {selection.engines()} "
+        "group by service_instance_id, engine, step order by all",
     )
     times = steps(selection, step)
     engines: dict[tuple[str, str, str | None], dict[datetime, tuple[float | None, ...]]] = {}

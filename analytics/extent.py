@@ -1,4 +1,4 @@
-"""What there is to choose from: the range of time that the data covers, and its models, shards and buckets."""
+"""What there is to choose from: the range of time that the data covers, its models, shards, buckets and sources."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Extent:
     models: tuple[str | None, ...]
     shards: tuple[str | None, ...]
     buckets: tuple[str | None, ...]
+    sources: tuple[str | None, ...]
 
 
 def extent(connection: duckdb.DuckDBPyConnection) -> Extent | None:
@@ -29,9 +30,11 @@ def extent(connection: duckdb.DuckDBPyConnection) -> Extent | None:
     if first is None:
         return None
     narrowed = [_edge(connection, where, edge, day) for edge, day in (("min", first), ("max", last))]
-    values = records(connection, f"select distinct model, shard, bucket from rollups where level = 'day' and {where}")
-    models, shards, buckets = (_sorted({row[i] for row in values}) for i in range(3))
-    return Extent(narrowed[0], narrowed[1] + timedelta(minutes=1), models, shards, buckets)
+    values = records(
+        connection, f"select distinct model, shard, bucket, source from rollups where level = 'day' and {where}"
+    )
+    models, shards, buckets, sources = (_sorted({row[i] for row in values}) for i in range(4))
+    return Extent(narrowed[0], narrowed[1] + timedelta(minutes=1), models, shards, buckets, sources)
 
 
 def _edge(connection: duckdb.DuckDBPyConnection, where: str, edge: str, day: datetime) -> datetime:

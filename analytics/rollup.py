@@ -1,6 +1,7 @@
 """Requests -> rollups: exact counts, exact sums and log2 histograms that add up.
 
-A rollup row is one cell: level, start of its time, shard, model, priority, bucket, metric, a bin for the histograms.
+A rollup row is one cell: level, start of its time, shard, model, priority, source, bucket, metric, a bin for the
+histograms.
 Rows of the same cell, written by different commits, are summed (`merge`); a reader that sums them itself gets the same.
 Ratios are never stored: sum both halves, then divide.
 """
@@ -39,7 +40,7 @@ HISTOGRAMS: dict[str, str] = {
 }
 """Metric -> column of `requests`; `time_per_output_token` is computed beside them."""
 TOTALS: tuple[str, ...] = ("prompt_tokens", "completion_tokens")
-LABELS: tuple[str, ...] = ("shard", "model", "priority", "bucket")
+LABELS: tuple[str, ...] = ("shard", "model", "priority", "source", "bucket")
 
 _METRICS = tuple(ROLLUP_METRICS)
 _BILLION = 1_000_000_000

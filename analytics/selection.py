@@ -1,4 +1,4 @@
-"""Which requests a question is about: a range of time and, where wanted, models, shards and buckets."""
+"""Which requests a question is about: a range of time and, where wanted, models, shards, buckets, and who reported."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Selection:
     """Requests that arrived in [``start``, ``end``), both on whole minutes so that rows and rollups see the same ones.
 
     ``models``, ``shards`` and ``buckets``: the values wanted, None among them for rows without one; None for all.
+    ``sources``: whose rows (`stock`, `probe`, `client`); a client's row and a server's row of one request are two rows,
+    so counting both doubles it.
     """
 
     start: datetime
@@ -27,6 +29,7 @@ class Selection:
     models: tuple[str | None, ...] | None = None
     shards: tuple[str | None, ...] | None = None
     buckets: tuple[str | None, ...] | None = None
+    sources: tuple[str | None, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, moment in (("start", self.start), ("end", self.end)):
@@ -47,25 +50,27 @@ class Selection:
         models: Sequence[str | None] | None = None,
         shards: Sequence[str | None] | None = None,
         buckets: Sequence[str | None] | None = None,
+        sources: Sequence[str | None] | None = None,
     ) -> Selection:
         """The selection over the whole minutes that contain ``start`` to ``end``; an empty range becomes one minute."""
         first = start.astimezone(UTC).replace(second=0, microsecond=0)
         last = end.astimezone(UTC)
         if last != last.replace(second=0, microsecond=0):
             last = last.replace(second=0, microsecond=0) + MINUTE
-        kept = (tuple(values) if values is not None else None for values in (models, shards, buckets))
+        kept = (tuple(values) if values is not None else None for values in (models, shards, buckets, sources))
         return cls(first, max(last, first + MINUTE), *kept)
 
     def within(self, time_column: str) -> str:
         """SQL: the time column lies in the range."""
         return f"{time_column} >= {literal(self.start)} and {time_column} < {literal(self.end)}"
 
+    def engines(self) -> str:
+        """SQL: model and shard are among those wanted; all that an engine sample can be asked for."""
+        return f"{_among('model', self.models)} and {_among('shard', self.shards)}"
+
     def dimensions(self) -> str:
-        """SQL: model, shard and bucket are among those wanted."""
-        return " and ".join(
-            _among(column, values)
-            for column, values in (("model", self.models), ("shard", self.shards), ("bucket", self.buckets))
-        )
+        """SQL: model, shard, bucket and source are among those wanted."""
+        return f"{self.engines()} and {_among('bucket', self.buckets)} and {_among('source', self.sources)}"
 
     def requests(self) -> str:
         """SQL condition over the view `requests`, rows left out by quality included."""

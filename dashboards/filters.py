@@ -22,6 +22,7 @@ PRESETS: dict[str, timedelta | None] = {
 }
 """Ranges that end with the newest data, not with the clock: a recording keeps showing what it holds."""
 CUSTOM = "Custom"
+CLIENT = "client"
 OLD = timedelta(hours=1)
 
 
@@ -61,11 +62,21 @@ def filters(extent: Extent, buckets: Sequence[str], now: datetime) -> Selection 
         models = _choice("Model", extent.models, names.model, "model")
         shards = _choice("Shard", extent.shards, names.shard, "shard")
         chosen = _choice("Context bucket", bucket_order(extent, buckets), names.bucket, "bucket")
+        sources = _reporters(extent)
         st.toggle("Live", key="live", help="Draws the page anew every ten seconds.")
     if end <= start:
         st.warning("The range ends before it starts. Choose an end after the start.")
         return None
-    return Selection.around(start, end, models, shards, chosen)
+    return Selection.around(start, end, models, shards, chosen, sources)
+
+
+def _reporters(extent: Extent) -> tuple[str | None, ...] | None:
+    """Rows of servers, or those of clients by choice; never both, which would count requests twice. None for all."""
+    servers = tuple(source for source in extent.sources if source != CLIENT)
+    if CLIENT not in extent.sources or not servers:
+        return None
+    seen = st.selectbox("Seen by", ["server", CLIENT], key="seen", bind="query-params", width=120)
+    return (CLIENT,) if seen == CLIENT else servers
 
 
 def _custom(extent: Extent) -> tuple[datetime, datetime]:

@@ -238,6 +238,7 @@ ROLLUPS = Table(
         Column("shard", TEXT, "As in `requests`."),
         Column("model", TEXT, "As in `requests`."),
         Column("priority", INTEGER, "As in `requests`."),
+        Column("source", TEXT, "As in `requests`."),
         Column("bucket", TEXT, "Context bucket by the configuration at the time of writing."),
         Column("metric", TEXT, "One of ROLLUP_METRICS.", required=True),
         Column("quality", TEXT, "For metric `requests`: why these rows are left out; null for rows that count."),

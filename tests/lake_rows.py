@@ -70,6 +70,7 @@ def random_requests(count: int, seed: int, start: datetime = NOON, over: timedel
                 shard=chance.choice(["a", "b", None]),
                 model=chance.choice(["m", "n", None]),
                 priority=chance.choice([0, 1, None]),
+                source=chance.choice(["stock", "client"]),
                 prompt_tokens=chance.choice([None, 1, 4096, 4097, 40_000, 128_000, 500_000]),
                 completion_tokens=chance.choice([None, 0, 1, 2, 3, 700]),
                 status=chance.choice(["unset", "ok", "error", None]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,13 @@ def test_rows_left_out_by_quality_are_received_all_the_same(measure: Measure) ->
     requests = rows(REQUESTS, _ended("a", [20, 30], quality="negative_time"))
     [found] = measure(requests, _samples(_sample("a", 10, 0), _sample("a", 100, 2)))
     assert (found.received, found.finished) == (2, 2)
+
+
+def test_rows_that_clients_reported_are_no_spans_received(measure: Measure) -> None:
+    requests = rows(REQUESTS, [*_ended("a", [20]), *_ended("a", [20.5], source="client")])
+    shown = replace(HOUR, sources=("client",))
+    [found] = measure(requests, _samples(_sample("a", 10, 0), _sample("a", 100, 1)), shown)
+    assert (found.received, found.finished) == (1, 1)
 
 
 def test_a_counter_that_falls_was_restarted(measure: Measure) -> None:

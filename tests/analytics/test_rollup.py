@@ -47,7 +47,7 @@ def _twin(given_rows: pa.Table) -> Cells:
     for row, bucket in zip(given_rows.to_pylist(), buckets, strict=True):
         for metric, quality, bin_, value in _facts(row):
             for level, floor in _FLOORS.items():
-                labels = (row["shard"], row["model"], row["priority"], bucket)
+                labels = (row["shard"], row["model"], row["priority"], row["source"], bucket)
                 key = (row["day"], level, floor(row["start_time"]), *labels, metric, quality, bin_)
                 cell = cells.setdefault(key, [0, None])
                 cell[0] += 1

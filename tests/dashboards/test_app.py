@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,16 @@ def test_filters_change_what_is_counted(open_page: AppTest, tmp_path: Path) -> N
     page = page.multiselect(key="bucket").set_value([None]).run()
     assert not page.exception
     assert f">{sum(r.shard == 'a' and r.prompt_tokens is None for r in requests)}<" in html(page)
+
+
+def test_rows_of_servers_and_of_clients_are_never_counted_together(open_page: AppTest, tmp_path: Path) -> None:
+    fill(tmp_path, [*traffic(300, seed=5), *(replace(r, source="client") for r in traffic(200, seed=5))])
+    page = open_page.run()
+    assert not page.exception
+    assert ">300<" in html(page)
+    page = page.selectbox(key="seen").set_value("client").run()
+    assert not page.exception
+    assert ">200<" in html(page)
 
 
 def test_every_choice_of_the_page_draws(open_page: AppTest, tmp_path: Path, captures: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from vllm_slo.analytics import events
 from vllm_slo.analytics.lake import Lake, LakeError
 from vllm_slo.exporters.schema import ENGINE_SAMPLES
-from vllm_slo.serving.scraping import LakeSink, Models, models
+from vllm_slo.serving.scraping import LakeSink, Models, models, shards_of
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
@@ -37,7 +37,7 @@ def counts(lake: Lake) -> dict[str, int]:
 
 def test_a_batch_that_failed_half_way_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake.open(tmp_path / "lake")
-    sink = LakeSink(lake, "scrape0-test", lambda found: None)
+    sink = LakeSink(lake, "scrape0-test", lambda found: None, {})
     rows = samples(("a", "m"), ("b", "m"))
     add = events.add
 
@@ -54,14 +54,14 @@ def test_a_batch_that_failed_half_way_is_stored_once(tmp_path: Path, monkeypatch
 
 def test_a_new_process_goes_on_with_new_numbers_and_knows_old_events(tmp_path: Path) -> None:
     lake = Lake.open(tmp_path / "lake")
-    LakeSink(lake, "scrape0-test", lambda found: None)(samples(("a", "m")), [event("restart-1")])
-    LakeSink(lake, "scrape0-test", lambda found: None)(samples(("a", "m")), [event("restart-1")])
+    LakeSink(lake, "scrape0-test", lambda found: None, {})(samples(("a", "m")), [event("restart-1")])
+    LakeSink(lake, "scrape0-test", lambda found: None, {})(samples(("a", "m")), [event("restart-1")])
     assert counts(lake) == {"engine_samples": 2, "events": 1}
 
 
 def test_models_are_told_once_when_they_are_new(tmp_path: Path) -> None:
     told: list[Models] = []
-    sink = LakeSink(Lake.open(tmp_path / "lake"), "scrape0-test", told.append)
+    sink = LakeSink(Lake.open(tmp_path / "lake"), "scrape0-test", told.append, {})
     sink(samples(("a", "m")), [])
     sink(samples(("a", "m")), [])
     sink(samples(("b", "n")), [])
@@ -70,3 +70,17 @@ def test_models_are_told_once_when_they_are_new(tmp_path: Path) -> None:
 
 def test_an_instance_with_two_models_or_none_names_none() -> None:
     assert models(samples(("a", "m"), ("a", "n"), ("b", None), ("c", "m"), ("c", None))) == {"c": "m"}
+
+
+def test_samples_take_the_shard_that_the_spans_of_their_instance_named(tmp_path: Path) -> None:
+    lake = Lake.open(tmp_path / "lake")
+    shards = dict(
+        shards_of(pa.table({"service_instance_id": ["a", "a", None], "shard": ["general", "general", "nobody"]}))
+    )
+    LakeSink(lake, "scrape0-test", lambda found: None, shards)(samples(("a", "m"), ("b", "m")), [])
+    lake.refresh(ENGINE_SAMPLES.name)
+    stored = lake.read(ENGINE_SAMPLES.name, lake.data_files(ENGINE_SAMPLES.name), ["service_instance_id", "shard"])
+    assert sorted(stored.to_pylist(), key=str) == [
+        {"service_instance_id": "a", "shard": "general"},
+        {"service_instance_id": "b", "shard": None},
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,7 +111,8 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
         CollectorRegistry(),
         lambda: draining.committed_time,
     )
-    draining = Draining(spool, receiver.intake, decode, _commit(Drain(lake, settings.buckets)), tally, counters)
+    shards: dict[str, str] = {}
+    draining = Draining(spool, receiver.intake, decode, _commit(Drain(lake, settings.buckets), shards), tally, counters)
     upkeep = Maintenance(lake, settings.maintenance, lambda: datetime.now(UTC))
     maintenance = Periodic("maintenance", upkeep.run_once, settings.maintenance_seconds)
     async with contextlib.AsyncExitStack() as ending:
@@ -122,7 +123,7 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
         ending.push_async_callback(receiver.stop)
         maintenance.start()
         if settings.scrape:
-            await ending.enter_async_context(_scraping(settings.scrape, lake, spool.id, receiver))
+            await ending.enter_async_context(_scraping(settings.scrape, lake, spool.id, receiver, shards))
         app = None
         if settings.app is not None:
             app = App(settings.app)
@@ -132,15 +133,20 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
         await stop.wait()
 
 
-def _commit(drain: Drain) -> Commit:
+def _commit(drain: Drain, shards: dict[str, str]) -> Commit:
+    from vllm_slo.serving.scraping import shards_of
+
     def commit(writer: str, number: int, requests: Any, spans: Any) -> int:
+        shards.update(shards_of(requests))
         return int(drain.apply(writer, number, requests, spans).duplicates)
 
     return commit
 
 
 @contextlib.asynccontextmanager
-async def _scraping(groups: tuple[ScrapeSettings, ...], lake: Lake, spool_id: str, receiver: Receiver) -> Any:
+async def _scraping(
+    groups: tuple[ScrapeSettings, ...], lake: Lake, spool_id: str, receiver: Receiver, shards: Mapping[str, str]
+) -> Any:
     import httpx
 
     from vllm_slo.exporters.vllm.scrape import Scraper
@@ -160,7 +166,7 @@ async def _scraping(groups: tuple[ScrapeSettings, ...], lake: Lake, spool_id: st
             Scraper(
                 group.targets,
                 client=client,
-                sink=LakeSink(lake, f"scrape{position}-{spool_id}", learned),
+                sink=LakeSink(lake, f"scrape{position}-{spool_id}", learned, shards),
                 interval_seconds=group.interval_seconds,
             )
             for position, group in enumerate(groups)
