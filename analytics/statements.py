@@ -41,7 +41,9 @@ TABLE_FUNCTIONS = frozenset(
 )
 """Table functions that neither read files nor run SQL given as text."""
 
-_EXPLAIN = re.compile(r"\s*explain\b(\s+analyze\b)?(\s*\(\s*(?:analyze|format)\b[^()]*\))?", re.IGNORECASE)
+_EXPLAIN = re.compile(r"\s*explain\b(\s+analyze\b)?(\s*\(\s*(?:analyze|format)\b[\w\s,]*\))?", re.IGNORECASE)
+"""The start of an EXPLAIN. Its options are words only: a quote or a comment among them could hide where they end, and
+with it the statement that DuckDB runs."""
 
 
 class StatementError(SloError):
@@ -55,29 +57,38 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     Syntax errors are left to DuckDB, whose message shows the place.
     """
     try:
-        statements = connection.extract_statements(sql)
+        kind = _kind(connection, sql)
     except duckdb.ParserException:
         return
-    if len(statements) != 1:
-        raise StatementError(f"found {len(statements)} SQL statements; write exactly one")
-    kind = statements[0].type
     if kind == duckdb.StatementType.EXPLAIN:
         prefix = _EXPLAIN.match(sql)
-        if prefix is None:
+        sql = sql[prefix.end() :] if prefix else ""
+        try:
+            kind = _kind(connection, sql)
+        except (duckdb.ParserException, StatementError):
             raise StatementError(
-                "this form of EXPLAIN is not read; write EXPLAIN SELECT ... without a comment before it"
-            )
-        check(connection, sql[prefix.end() :])
-        return
+                "this form of EXPLAIN is not read; write EXPLAIN SELECT ... or EXPLAIN (ANALYZE, FORMAT json) SELECT "
+                "... without a comment before SELECT"
+            ) from None
     if kind != duckdb.StatementType.SELECT:
         hint = "; write PIVOT ... ON column IN (values)" if kind == duckdb.StatementType.MULTI else ""
         raise StatementError(f"{kind.name} is not allowed: the lake is only read here, with SELECT or EXPLAIN{hint}")
     _check_tree(connection, sql)
 
 
+def _kind(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.StatementType:
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise StatementError(f"found {len(statements)} SQL statements; write exactly one")
+    return statements[0].type
+
+
 def _check_tree(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     ((text,),) = connection.execute("select json_serialize_sql(?)", [sql]).fetchall()
-    tree = json.loads(text)
+    try:
+        tree = json.loads(text)
+    except RecursionError:
+        raise StatementError("the statement is nested too deep to be looked through; write it flatter") from None
     if tree.get("error"):
         raise StatementError(
             f"DuckDB cannot show what this statement does, so it is not run: {tree.get('error_message')}"

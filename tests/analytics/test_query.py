@@ -143,7 +143,28 @@ FORBIDDEN = {
         "explain analyze with x as (copy (select 1 as a) to '{live}' (format parquet, use_tmp_file false)) select 1"
     ),
     "explain a copy": "explain analyze copy (select 1 as a) to '{live}' (format parquet, use_tmp_file false)",
-    "explain behind a comment": "explain /* x */ analyze copy (select 1 as a) to '{live}' (format parquet)",
+    "explain behind a comment": (
+        "explain /* x */ analyze copy (select 1 as a) to '{live}' (format parquet, use_tmp_file false)"
+    ),
+    "explain with a comment among the options": (
+        "explain (analyze /*) select 1 -- */) copy (select 1 as a) to '{live}' (format parquet, use_tmp_file false)"
+    ),
+    "explain with a line comment among the options": (
+        "explain (analyze --) select 1 /*\n) copy (select 1 as a) to '{live}' (format parquet, use_tmp_file false) --*/"
+    ),
+    "explain with text among the options": (
+        "explain (analyze, format ') select 1 --') copy (select 1 as a) to '{live}' (format parquet)"
+    ),
+    "explain an explain": "explain explain copy (select 1 as a) to '{live}' (format parquet, use_tmp_file false)",
+    "a function within a lambda": "select list_transform([1], lambda x: (select max(size) from read_blob('{live}')))",
+    "a function within a limit": "select 1 limit (select max(size) from read_blob('{live}'))",
+    "a function within a window": "select sum(1) over (order by (select max(size) from read_blob('{live}')))",
+    "a function of a schema": "select * from system.main.read_text('/etc/passwd')",
+    "a table by its name as text": "from query_table('/etc/passwd')",
+    "describe a file": "describe '/etc/passwd'",
+    "delete within a select": "with x as (delete from requests returning *) from x",
+    "a statement behind a zero byte": "select 1\0; copy (select 1) to '{out}'",
+    "too deep to look through": "select " + "(select " * 400 + "1" + ")" * 400,
     "run serialized SQL": "select * from json_execute_serialized_sql('{{}}')",
     "attach": "attach '{out}' as other",
     "install": "install httpfs",
@@ -220,6 +241,7 @@ def test_the_connection_itself_is_locked_even_without_the_check(
         "explain select 1",
         "explain (format json) select 1",
         "explain analyze select count(*) from requests",
+        "EXPLAIN (ANALYZE true, FORMAT json) select count(*) from requests",
         "select * from range(3) a, generate_series(1, 2) b, unnest([1, 2]) c",
         "select * from (values (1)) t(x)",
         "select quantile_cont(queue_seconds, [0.5, 0.99]) over () from requests qualify row_number() over () = 1",
