@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 TABLES_PAGE = DOCS / "tables.md"
 COMMANDS_PAGE = DOCS / "commands.md"
-HELP_WIDTH = 100
 
 
 def tables_page() -> str:
@@ -58,22 +59,26 @@ def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def commands_page() -> str:
-    """docs/commands.md: the help text of every command."""
-    from vllm_slo.commands.group import PROGRAM, group
-
+    """docs/commands.md: what every command prints for `--help`."""
     parts = [
         "# Commands",
         "This page is generated from the help texts. `./run cli COMMAND` runs a command in the environment that "
         "`./run` made; `pip install` puts `vllm-slo` itself on the path.",
-        _help(PROGRAM, group),
-        *(f"## {name}\n\n{_help(f'{PROGRAM} {name}', command)}" for name, command in _commands().items()),
+        _help(),
+        *(f"## {name}\n\n{_help(*name.split())}" for name in _commands()),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _help(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=name, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH)
-    return f"```\n{command.get_help(context)}\n```"
+def _help(*command: str) -> str:
+    shown = subprocess.run(
+        [sys.executable, "-m", "vllm_slo", *command, "--help"],
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return f"```\n{shown.stdout.rstrip()}\n```"
 
 
 def _tracked(*patterns: str) -> list[Path]:
