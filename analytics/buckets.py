@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class Buckets:
 
     def of(self, tokens: pa.Array | pa.ChunkedArray) -> pa.Array:
         """The bucket name of each token count, null for null."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         values = tokens.combine_chunks() if isinstance(tokens, pa.ChunkedArray) else tokens
         uppers = np.array([bound for _, bound in self.bounds[:-1]], dtype=np.int64)
         index = np.searchsorted(uppers, pc.fill_null(values, 0).to_numpy(zero_copy_only=False), side="left")

@@ -18,25 +18,10 @@ from deltalake import DeltaTable
 from vllm_slo.analytics import rollup
 from vllm_slo.analytics.lake import CommitConflict, DataFile, Lake
 from vllm_slo.analytics.parquet import SOURCES
+from vllm_slo.analytics.settings import RetentionSettings
 
 DEDUPLICATED = "requests"
 """Files of this table are left alone until the rollups of their transaction are in (see drain)."""
-
-
-@dataclass(frozen=True)
-class RetentionSettings:
-    """How long rows stay, in whole days before today, and how large the lake may grow.
-
-    ``total_bytes``: above it the oldest days of `requests` and `spans` go first; today's never do. Null: no limit.
-    """
-
-    requests_days: int = 30
-    spans_days: int = 7
-    engine_samples_days: int = 30
-    rollups_minute_days: int = 7
-    rollups_hour_days: int = 90
-    rollups_day_days: int = 800
-    total_bytes: int | None = None
 
 
 @dataclass(frozen=True)

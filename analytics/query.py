@@ -10,17 +10,20 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.lake import Lake
+from vllm_slo.analytics.settings import QuerySettings
 from vllm_slo.analytics.statements import StatementError, check
 from vllm_slo.analytics.views import files_sql, view_columns, view_sql
 from vllm_slo.exporters.schema import TABLES, Table
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 BATCH_ROWS = 65_536
 
@@ -31,15 +34,6 @@ class QueryError(StatementError):
 
 class QueryTimeout(QueryError):
     """A query that ran longer than it may."""
-
-
-@dataclass(frozen=True)
-class QuerySettings:
-    """Limits of one connection: memory in DuckDB's notation, threads (None: every core), seconds a query may run."""
-
-    memory_limit: str = "2GiB"
-    threads: int | None = None
-    timeout_seconds: float = 60.0
 
 
 def connect(lake: Lake, buckets: Buckets, settings: QuerySettings | None = None) -> duckdb.DuckDBPyConnection:
@@ -95,6 +89,8 @@ def create_views(connection: duckdb.DuckDBPyConnection, lake: Lake, buckets: Buc
 
 def _dataset(lake: Lake, table: Table) -> ds.Dataset:
     """The live files of a table on an object store, in the columns of the schema (null where a file lacks one)."""
+    import pyarrow.dataset as ds  # loads pandas, which costs every start a fifth of a second
+
     lake.refresh(table.name)
     places = [lake.filesystem(table.name, file) for file in lake.data_files(table.name)]
     if not places:

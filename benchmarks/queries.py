@@ -24,9 +24,10 @@ from vllm_slo.analytics.extent import extent
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.percentiles import percentiles
 from vllm_slo.analytics.phases import phases
-from vllm_slo.analytics.query import QuerySettings, connect
+from vllm_slo.analytics.query import connect
 from vllm_slo.analytics.selection import Selection
 from vllm_slo.analytics.series import series, step_for
+from vllm_slo.analytics.settings import QuerySettings
 
 RUNS = 5
 THREADS = 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
 from vllm_slo.exporters.errors import SloError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BODY_REASONS: dict[str, str] = {
     "malformed_protobuf": "Not even the outermost level is protobuf: another format, or a cut transfer.",

@@ -18,8 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from vllm_slo.analytics.buckets import Buckets
-from vllm_slo.analytics.maintenance import RetentionSettings
-from vllm_slo.analytics.query import QuerySettings
+from vllm_slo.analytics.settings import QuerySettings, RetentionSettings
 from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.otlp.decoded import DecodeSettings, ShardRule

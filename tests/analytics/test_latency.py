@@ -17,9 +17,10 @@ from vllm_slo.analytics.counts import Basis, counts
 from vllm_slo.analytics.histogram import RELATIVE_ERROR
 from vllm_slo.analytics.percentiles import METRICS, QUANTILES, needed, percentiles, threshold
 from vllm_slo.analytics.phases import MEDIAN_BAND, PARTS, TAIL_QUANTILES, Measure, phases
-from vllm_slo.analytics.query import QuerySettings, connect
+from vllm_slo.analytics.query import connect
 from vllm_slo.analytics.selection import Selection, SelectionError
 from vllm_slo.analytics.series import SERIES_QUANTILES, STEPS, series, step_for, steps
+from vllm_slo.analytics.settings import QuerySettings
 
 TRAFFIC = traffic(4000, seed=11)
 WHOLE = Selection.around(NOON - timedelta(hours=1), NOON + timedelta(hours=4))

@@ -21,8 +21,9 @@ from vllm_slo.analytics import rollup
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.drain import Drain
 from vllm_slo.analytics.lake import DataFile, Lake
-from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings, Report, RetentionSettings, groups
+from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings, Report, groups
 from vllm_slo.analytics.parquet import SOURCES
+from vllm_slo.analytics.settings import RetentionSettings
 
 BUCKETS = Buckets()
 DAY = timedelta(days=1)

@@ -19,13 +19,13 @@ from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.query import (
     QueryError,
-    QuerySettings,
     QueryTimeout,
     Reader,
     connect,
     run,
     stream,
 )
+from vllm_slo.analytics.settings import QuerySettings
 from vllm_slo.analytics.statements import StatementError, check
 from vllm_slo.analytics.views import files_sql, view_columns
 from vllm_slo.exporters.schema import REQUESTS, TABLES, TEXT, Column, Table

@@ -11,8 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from vllm_slo.analytics.buckets import Buckets
-from vllm_slo.analytics.maintenance import RetentionSettings
-from vllm_slo.analytics.query import QuerySettings
+from vllm_slo.analytics.settings import QuerySettings, RetentionSettings
 from vllm_slo.config import Config, ConfigError, find, load, parse
 from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
 from vllm_slo.exporters.otlp.decoded import DecodeSettings, ShardRule
