@@ -89,7 +89,7 @@ def create_views(connection: duckdb.DuckDBPyConnection, lake: Lake, buckets: Buc
 
 def _dataset(lake: Lake, table: Table) -> ds.Dataset:
     """The live files of a table on an object store, in the columns of the schema (null where a file lacks one)."""
-    import pyarrow.dataset as ds  # loads pandas, which costs every start a fifth of a second
+    import pyarrow.dataset as ds  # slow to load, and of no use to a local lake
 
     lake.refresh(table.name)
     places = [lake.filesystem(table.name, file) for file in lake.data_files(table.name)]

@@ -51,17 +51,6 @@ def test_a_configuration_is_read_without_a_library_of_the_lake() -> None:
     assert not {"duckdb", "deltalake", "pyarrow", "numpy", "pandas", "grpc", "rich"} & set(loaded)
 
 
-def test_a_query_of_a_local_lake_loads_no_pandas(tmp_path: Path) -> None:
-    run("demo", "--no-app", "--lake", str(tmp_path / "lake"), folder=tmp_path)
-    code = (
-        "import sys; from vllm_slo.__main__ import run;"
-        f"run(['--lake', {str(tmp_path / 'lake')!r}, 'query', '--format', 'csv', 'select count(*) n from requests']);"
-        "print('pandas' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == "False"
-
-
 def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(tmp_path: Path) -> None:
     def seconds() -> float:
         before = os.times()
