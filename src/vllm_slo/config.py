@@ -272,6 +272,12 @@ class Config(_Section):
         }
         return RetentionSettings(**days, total_bytes=written.total_bytes)
 
+    def query_memory_bytes(self) -> int:
+        """The memory limit of SQL connections as a number."""
+        size = _bytes(self.query.memory_limit)
+        assert isinstance(size, int), "validated"
+        return size
+
     def query_settings(self) -> QuerySettings:
         """Limits of SQL connections."""
         return QuerySettings(self.query.memory_limit.replace(" ", ""), self.query.threads, self.query.timeout_seconds)

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import pty
+import resource
 import subprocess
 import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,34 @@ def test_a_timeout_is_a_fault_with_its_cure(lake: Path) -> None:
     done = slo(lake, "--timeout", "0.3", "select sum(a.range * b.range) from range(9000000) a, range(9000000) b")
     assert done.exit_code == 1
     assert "ran longer than 0.3 s and was stopped" in str(done.exception)
+
+
+def test_a_function_that_heeds_no_memory_limit_fails_and_takes_no_more(lake: Path) -> None:
+    done = _alone(lake, "select len(range(3000000000))")
+    assert done.returncode == 1
+    assert done.stderr.startswith("vllm-slo: Out of Memory Error")
+
+
+def test_a_function_that_heeds_no_interrupt_ends_the_process_and_leaves_no_draft(lake: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    endless = "select length(lpad('x', 400000000, 'y')) from range(100)"
+    done = _alone(lake, "--timeout", "0.1", "--format", "csv", "--output", str(tmp_path / "out.csv"), endless)
+    assert done.returncode == 1
+    assert "ran longer than 0.1 s" in done.stderr
+    assert time.monotonic() - began < 20
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_memory_bound_ends_with_the_query(lake: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    printed(lake, "select 1")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def _alone(lake: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command line, in a process of its own."""
+    command = [sys.executable, "-m", "vllm_slo", "--lake", str(lake), "query", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_a_terminal_gets_one_column_a_line_when_the_row_is_too_wide(lake: Path) -> None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 TABLE_ROWS = 200
+GRACE_SECONDS = 5.0
+"""A query that does not heed its timeout for so long (one call of a function on a huge value) ends the process."""
+BESIDE_BYTES = 1 << 30
+"""Memory that the process may take beside DuckDB's limit, which some functions (`range`, `repeat`) do not heed."""
 
 
 @click.command("query")
@@ -69,12 +73,61 @@ def query(
     seconds = timeout or reader.settings.timeout_seconds
     cursor = reader.cursor()
     at_most = None if most is None else most + 1
-    with _interrupted_by_signals(cursor.interrupt), stream(cursor, text, seconds, limit=at_most) as result:
+    with (
+        _memory_bounded(invocation.config.query_memory_bytes() + BESIDE_BYTES),
+        _ended_at_last(seconds, output),
+        _interrupted_by_signals(cursor.interrupt),
+        stream(cursor, text, seconds, limit=at_most) as result,
+    ):
         rows, more = _write(result, form, output, most)
     if more and limit is None:
         click.echo(f"first {rows} rows; --limit 0 shows all", err=True)
     elif output is not None:
         click.echo(f"{rows} rows in {output}", err=True)
+
+
+@contextmanager
+def _memory_bounded(more: int) -> Iterator[None]:
+    """Let the process allocate at most so many bytes more; where the system has no such limit, as many as it likes."""
+    try:
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except (ImportError, OSError):
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + more if before[1] == resource.RLIM_INFINITY else min(used + more, before[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    except MemoryError as error:
+        raise SloError(
+            f"the result needs more than {more / 1e9:.1f} GB of memory; ask for less, or raise query.memory_limit"
+        ) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@contextmanager
+def _ended_at_last(seconds: float, output: Path | None) -> Iterator[None]:
+    """End the process when a query goes on long after it was told to stop."""
+
+    def end() -> None:
+        if output is not None:
+            _draft_of(output).unlink(missing_ok=True)
+        click.echo(
+            f"vllm-slo: the query ran longer than {seconds:g} s and could not be stopped; ask for less", err=True
+        )
+        os._exit(1)
+
+    timer = threading.Timer(seconds + GRACE_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -163,7 +216,7 @@ def _binary(output: Path | None) -> Iterator[object]:
 @contextmanager
 def _draft(output: Path) -> Iterator[Path]:
     """A file beside ``output`` that takes its place when the block ends well, and goes when it does not."""
-    draft = output.with_name(f".{output.name}.{os.getpid()}.draft")
+    draft = _draft_of(output)
     try:
         yield draft
         os.replace(draft, output)
@@ -171,3 +224,7 @@ def _draft(output: Path) -> Iterator[Path]:
         raise SloError(f"{output}: {error.strerror}; give --output a file in a folder that can be written") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _draft_of(output: Path) -> Path:
+    return output.with_name(f".{output.name}.{os.getpid()}.draft")
