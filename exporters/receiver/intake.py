@@ -34,8 +34,8 @@ _GROUP_BYTES = 16 * 1024 * 1024
 _JOIN_BYTES = 4 * 1024 * 1024
 """Bodies are joined for one decode up to this size: beyond it joining saves nothing."""
 _PACED_SHARE = 0.75
-_PACED_BYTES_PER_SECOND = 32 * 1024 * 1024
-"""With this share of the memory for rows in use, bodies are taken no faster than this (about 50,000 spans a second)."""
+_PACED_BYTES_PER_SECOND = 8 * 1024 * 1024
+"""With this share of the memory for rows in use, bodies are taken no faster than this (about 12,000 spans a second)."""
 
 Preparation = Callable[[bytes], tuple[bytes, list[Refusal]]]
 """Another encoding -> OTLP protobuf, with what was refused on the way; raises BodyError."""

@@ -55,7 +55,8 @@ class ServeSettings:
     decode: DecodeSettings = field(default_factory=DecodeSettings)
     buckets: Buckets = field(default_factory=Buckets)
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
-    maintenance_seconds: float = 60.0
+    maintenance_seconds: float = 10.0
+    """Small merges often: one a minute would take the core from the drain for seconds, and rows be decoded twice."""
     scrape: tuple[ScrapeSettings, ...] = ()
     app: AppSettings | None = None
 
