@@ -59,7 +59,7 @@ class Report:
 
 
 class Maintenance:
-    """Runs over the whole lake; call `run_once` every minute or so from one thread."""
+    """Runs over the whole lake; call `run_once` every few seconds from one thread."""
 
     def __init__(self, lake: Lake, settings: MaintenanceSettings, now: Callable[[], datetime]) -> None:
         self._lake = lake
