@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 
 from receiving import ROOMY, Running, body, certificate, receiving, spans_of
+from vllm_slo.exporters.receiver.gzipped import TooLargeError, gunzip
 from vllm_slo.exporters.receiver.settings import Limits, ReceiverSettings
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -169,6 +170,26 @@ def test_a_gzip_bomb_is_413(client: httpx.Client) -> None:
     bomb = gzip.compress(bytes(1_000_000_000), 1)
     reply = client.post("/v1/traces", content=bomb, headers={**PROTOBUF, "content-encoding": "gzip"})
     assert reply.status_code == 413
+
+
+def test_a_flood_of_empty_gzip_members_is_refused_at_once(client: httpx.Client) -> None:
+    start = time.monotonic()
+    flood = gzip.compress(b"") * 700_000
+    reply = client.post("/v1/traces", content=flood, headers={**PROTOBUF, "content-encoding": "gzip"})
+    assert (reply.status_code, Status.FromString(reply.content).message) == (
+        400,
+        "the gzip body has more than 1024 members; send one",
+    )
+    assert time.monotonic() - start < 10
+
+
+def test_a_gzip_body_larger_than_one_block_is_unpacked_whole() -> None:
+    plain = os.urandom(300_000)
+    assert gunzip(gzip.compress(plain) + gzip.compress(b"") + gzip.compress(plain), 600_000) == plain + plain
+    with pytest.raises(TooLargeError):
+        gunzip(gzip.compress(plain) + gzip.compress(plain), 599_999)
+    with pytest.raises(ValueError, match="ends too early"):
+        gunzip(gzip.compress(plain)[:-1], 600_000)
 
 
 def test_push_back_is_429_with_retry_after_and_retry_info(tmp_path: Path) -> None:
