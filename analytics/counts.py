@@ -25,12 +25,14 @@ class Counts:
     """Requests of a selection.
 
     ``counted`` enter the statistics, ``errors`` are among them, ``left_out`` gives the others by reason.
+    ``untold`` of those counted do not say whether they failed: a stock vLLM writes neither status nor finish reason.
     ``basis`` says what the selection's statistics should be computed from.
     ``older_rows_gone`` is true when rollups know of requests whose rows retention has already removed.
     """
 
     counted: int
     errors: int
+    untold: int
     left_out: dict[str, int]
     basis: Basis
     older_rows_gone: bool = False
@@ -55,13 +57,17 @@ def counts(connection: duckdb.DuckDBPyConnection, selection: Selection, exact_ro
 def _from_rollups(connection: duckdb.DuckDBPyConnection, selection: Selection) -> Counts:
     found = records(
         connection,
-        "select metric, quality, sum(count)::bigint from "
-        f"({rollups(selection, ('requests', 'errors'), 'metric, quality, count')}) group by all order by all",
+        "select metric, quality, sum(count)::bigint, (sum(count) filter (where source = 'stock'))::bigint from "
+        f"({rollups(selection, ('requests', 'errors'), 'metric, quality, source, count')}) group by metric, quality "
+        "order by all",
     )
+    counted = [(n, stock or 0) for metric, quality, n, stock in found if metric == "requests" and quality is None]
+    errors = [(n, stock or 0) for metric, _, n, stock in found if metric == "errors"]
     return Counts(
-        counted=sum(n for metric, quality, n in found if metric == "requests" and quality is None),
-        errors=sum(n for metric, _, n in found if metric == "errors"),
-        left_out={quality: n for metric, quality, n in found if metric == "requests" and quality is not None},
+        counted=sum(n for n, _ in counted),
+        errors=sum(n for n, _ in errors),
+        untold=sum(stock for _, stock in counted) - sum(stock for _, stock in errors),
+        left_out={quality: n for metric, quality, n, _ in found if metric == "requests" and quality is not None},
         basis="rollups",
     )
 
@@ -69,12 +75,14 @@ def _from_rollups(connection: duckdb.DuckDBPyConnection, selection: Selection) -
 def _from_rows(connection: duckdb.DuckDBPyConnection, selection: Selection) -> Counts:
     found = records(
         connection,
-        f"select quality, count(*), count(*) filter (where quality is null and {ERRORS}) from requests "
+        f"select quality, count(*), count(*) filter (where {ERRORS}), "
+        f"count(*) filter (where source = 'stock' and {ERRORS} is not true) from requests "
         f"where {selection.requests()} group by quality order by quality",
     )
     return Counts(
-        counted=sum(n for quality, n, _ in found if quality is None),
-        errors=sum(errors for _, _, errors in found),
-        left_out={quality: n for quality, n, _ in found if quality is not None},
+        counted=sum(n for quality, n, _, _ in found if quality is None),
+        errors=sum(errors for quality, _, errors, _ in found if quality is None),
+        untold=sum(untold for quality, _, _, untold in found if quality is None),
+        left_out={quality: n for quality, n, _, _ in found if quality is not None},
         basis="rows",
     )

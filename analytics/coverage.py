@@ -22,7 +22,8 @@ class Coverage:
     ``received`` counts every row of `requests` that ended then, whatever its quality and context bucket: vLLM counts
     them all. ``finished`` is what vLLM's counters rose by, restarts allowed for; None with fewer than two samples.
     ``received`` can pass ``finished`` by the few requests that end while a scrape is answered; more is a sign of two
-    servers under one name. ``reason`` says why coverage is unknown, None where it is known.
+    servers under one name. ``failed`` of the finished ended as `error` or `abort`; None where vLLM does not count them.
+    ``reason`` says why coverage is unknown, None where it is known.
     """
 
     instance: str
@@ -30,6 +31,7 @@ class Coverage:
     finished: int | None
     since: datetime
     until: datetime
+    failed: int | None = None
     reason: str | None = None
 
     @property
@@ -54,23 +56,27 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
     """
     chosen = replace(selection, buckets=None, sources=None)
     scraped = {
-        instance: (round(finished), moment(first), moment(last))
-        for instance, finished, first, last in records(
+        instance: (round(finished), moment(first), moment(last), None if failed is None else round(failed))
+        for instance, finished, first, last, failed in records(
             connection,
             "with steps as (select service_instance_id as instance, time, requests_finished_total as value, "
-            "lag(value) over engine as before, process_start_time > lag(process_start_time) over engine as restarted "
+            "requests_finished_error_total as errors, lag(value) over engine as before, "
+            "lag(errors) over engine as errors_before, "
+            "process_start_time > lag(process_start_time) over engine as restarted "
             f"from engine_samples where {chosen.within('time')} and {chosen.engines()} "
             "and requests_finished_total is not null "
             "window engine as (partition by service_instance_id, model, engine order by time)) "
             "select instance, sum(case when before is null then 0 "
             "when restarted or value < before then value else value - before end), "
-            "epoch_us(min(time)), epoch_us(max(time)) from steps group by instance having min(time) < max(time)",
+            "epoch_us(min(time)), epoch_us(max(time)), sum(case when before is null or errors is null then null "
+            "when restarted or value < before or errors < errors_before then errors "
+            "else errors - errors_before end) from steps group by instance having min(time) < max(time)",
         )
     }
     whole = f"({chosen.within('end_time')})"
     windows = " ".join(
         f"when {literal(instance)} then end_time > {literal(first)} and end_time <= {literal(last)}"
-        for instance, (_, first, last) in scraped.items()
+        for instance, (_, first, last, _) in scraped.items()
     )
     ended = f"case service_instance_id {windows} else {whole} end" if windows else whole
     received: dict[str | None, int] = dict(
@@ -87,5 +93,5 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
         Coverage(name, received.get(name, 0), *given, UNMATCHED if unmatched and not received.get(name) else None)
         for name, given in scraped.items()
     ]
-    found += [Coverage(name, received[name], None, chosen.start, chosen.end, NOT_SCRAPED) for name in unscraped]
+    found += [Coverage(name, received[name], None, chosen.start, chosen.end, reason=NOT_SCRAPED) for name in unscraped]
     return tuple(sorted(found, key=lambda covered: covered.instance))

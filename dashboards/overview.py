@@ -62,7 +62,7 @@ def overview(
     tables = snapshot.ask(percentiles, selection, counted.basis)
     covered = snapshot.ask(coverage, selection)
     view = View(snapshot, selection, extent, tuple(buckets), counted, tables, covered, palette)
-    st.html(summary(tiles(counted, tables)))
+    st.html(summary(tiles(counted, tables, covered)))
     if counted.counted == 0:
         _nothing_counts(counted)
     else:
@@ -109,13 +109,15 @@ def _percentiles(view: View) -> None:
 
 
 def _covered(covered: Sequence[Coverage]) -> str:
-    """One sentence: how many of the finished requests the percentiles cover."""
+    """One sentence: of how many requests that finished a span was received."""
     known = [(c.covered, c.finished) for c in covered if c.covered is not None and c.finished is not None]
     unknown = len(covered) - len(known)
     if not known:
         return "Coverage is unknown: no vLLM was scraped, so a request whose span was lost is not noticed."
     received, finished = (sum(pair[i] for pair in known) for i in (0, 1))
-    words = f"Percentiles cover {count_text(received)} of {count_text(finished)} finished requests"
+    words = (
+        f"Coverage: spans of {count_text(received)} of {count_text(finished)} requests that vLLM counted as finished"
+    )
     return f"{words}; unknown for {count_text(unknown)} more instances." if unknown else f"{words}."
 
 

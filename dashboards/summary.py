@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from vllm_slo.analytics.counts import Counts
+from vllm_slo.analytics.coverage import Coverage
+from vllm_slo.analytics.histogram import RELATIVE_ERROR
 from vllm_slo.analytics.percentiles import PercentileTable
 from vllm_slo.dashboards import names
 from vllm_slo.dashboards.units import count_text, percent_text, quantile_text, seconds_text
@@ -23,16 +25,33 @@ class Tile:
     statistic: str = ""
 
 
-def tiles(counts: Counts, tables: Mapping[str, PercentileTable]) -> list[Tile]:
+def tiles(counts: Counts, tables: Mapping[str, PercentileTable], covered: Sequence[Coverage] = ()) -> list[Tile]:
     """Requests, errors, rows left out, then the median and the tail of each metric over the whole selection."""
-    ratio = percent_text(counts.errors / counts.counted) if counts.counted else "no data"
     reasons = ", ".join(f"{count_text(n)} {names.reason(r)}" for r, n in counts.left_out.items())
     found = [
         Tile("requests", "Requests", count_text(counts.total), f"{count_text(counts.counted)} in the statistics"),
-        Tile("errors", "Errors", count_text(counts.errors), f"{ratio} of those"),
+        _errors(counts, covered),
         Tile("left_out", "Left out", count_text(sum(counts.left_out.values())), reasons or "no row was unusable"),
     ]
     return found + [_latency(table) for table in tables.values()]
+
+
+def _errors(counts: Counts, covered: Sequence[Coverage]) -> Tile:
+    """From the rows where these tell, else from vLLM's own counters, else unknown: never 0 for want of knowledge."""
+    key, label = "errors", "Errors"
+    if counts.counted > counts.untold:
+        if not counts.untold:
+            return Tile(
+                key, label, count_text(counts.errors), f"{percent_text(counts.errors / counts.counted)} of those"
+            )
+        return Tile(
+            key, label, count_text(counts.errors), f"{count_text(counts.untold)} requests do not tell", "or more"
+        )
+    counters = [(c.failed, c.finished) for c in covered if c.failed is not None and c.finished]
+    if not counters:
+        return Tile(key, label, "unknown" if counts.counted else "no data", "spans of vLLM do not tell; scrape it")
+    failed, finished = (sum(pair[i] for pair in counters) for i in (0, 1))
+    return Tile(key, label, count_text(failed), f"of {count_text(finished)} finished, by vLLM's counters")
 
 
 def _latency(table: PercentileTable) -> Tile:
@@ -43,7 +62,8 @@ def _latency(table: PercentileTable) -> Tile:
     if best is None:
         return Tile(table.metric, label, seconds_text(cell.maximum), f"n={cell.rows}, too few for P50", "max")
     note = f"P50 {seconds_text(cell.value(0.5))}, max {seconds_text(cell.maximum)}"
-    return Tile(table.metric, label, seconds_text(cell.value(best)), note, quantile_text(best))
+    error = f", ±{percent_text(RELATIVE_ERROR)}" if table.basis == "rollups" else ""
+    return Tile(table.metric, label, seconds_text(cell.value(best)), note + error, quantile_text(best))
 
 
 def summary(shown: list[Tile]) -> str:

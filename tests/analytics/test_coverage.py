@@ -102,6 +102,16 @@ def test_a_restart_is_seen_by_its_start_time_though_the_counter_did_not_fall(mea
     assert found.finished == 4
 
 
+def test_failed_requests_are_counted_over_restarts_and_unknown_without_the_counter(measure: Measure) -> None:
+    told = [
+        _sample("a", at, finished, requests_finished_error_total=failed)
+        for at, finished, failed in ((10, 100, 7), (20, 103, 9), (30, 2, 1), (40, 5, 1))
+    ]
+    untold = [_sample("b", 10, 0), _sample("b", 40, 5)]
+    found = {c.instance: c for c in measure(rows(REQUESTS, _ended("a", [20])), _samples(*told, *untold))}
+    assert (found["a"].failed, found["b"].failed) == (2 + 1, None)
+
+
 def test_engines_of_one_instance_add_up(measure: Measure) -> None:
     samples = _samples(
         *(_sample("a", at, finished, engine="0") for at, finished in ((10, 1), (20, 3), (30, 7))),

@@ -91,6 +91,7 @@ def test_counts_are_those_of_the_rows_whichever_answers(
     left_out = Counter(r.quality for r in rows if r.quality)
     assert (found.total, found.left_out) == (len(rows), dict(sorted(left_out.items())))
     assert found.errors == sum(r.status == "error" for r in rows if r.quality is None)
+    assert found.untold == found.counted - found.errors, "a stock vLLM writes no status"
     assert found.basis == ("rows" if len(rows) <= exact_rows else "rollups")
 
 

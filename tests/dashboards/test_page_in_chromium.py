@@ -143,7 +143,7 @@ def test_every_figure_in_the_tables_is_the_computed_one(page: Page, demo: tuple[
         assert all(seconds_text(group.mean(part)) in bars for part in PARTS["request_duration"])
     total = tables["queue"].rows_used
     assert text_of(page, "[data-tile='requests'] .figure") == f"{total:,}"
-    assert "Percentiles cover" in page.content()
+    assert "Coverage: spans of" in page.content()
     page.screenshot(path=tmp_path / "overview.png")
     assert complaints == []
 

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from vllm_slo.analytics.counts import Counts
+from vllm_slo.analytics.coverage import Coverage
+from vllm_slo.analytics.percentiles import QUANTILES, Cell, PercentileTable
+from vllm_slo.dashboards.summary import Tile, tiles
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+STOCK = Counts(counted=100, errors=0, untold=100, left_out={}, basis="rows")
+SCRAPED = Coverage("a", 100, 120, NOON, NOON, failed=3)
+
+
+def errors(counts: Counts, *covered: Coverage) -> Tile:
+    return next(tile for tile in tiles(counts, {}, covered) if tile.key == "errors")
+
+
+def test_errors_that_no_span_tells_are_unknown_and_not_zero() -> None:
+    assert errors(STOCK).value == "unknown"
+    assert errors(STOCK, replace(SCRAPED, failed=None)).value == "unknown"
+    assert errors(STOCK, replace(SCRAPED, finished=None, failed=None)).value == "unknown"
+
+
+def test_errors_come_from_the_counters_of_vllm_where_spans_do_not_tell() -> None:
+    found = errors(STOCK, SCRAPED, replace(SCRAPED, instance="b", finished=80, failed=0))
+    assert (found.value, found.note) == ("3", "of 200 finished, by vLLM's counters")
+
+
+def test_errors_of_rows_that_tell_are_a_share_of_all_and_a_lower_bound_when_some_do_not() -> None:
+    every = errors(replace(STOCK, errors=5, untold=0), SCRAPED)
+    assert (every.value, every.statistic, every.note) == ("5", "", "5.0 % of those")
+    some = errors(replace(STOCK, errors=5, untold=60), SCRAPED)
+    assert (some.value, some.statistic, some.note) == ("5", "or more", "60 requests do not tell")
+
+
+def test_nothing_counted_is_no_data() -> None:
+    assert errors(replace(STOCK, counted=0, untold=0)).value == "no data"
+
+
+def test_a_figure_from_rollups_says_how_exact_it_is() -> None:
+    cell = Cell(None, None, 5000, tuple(float(i) for i in range(len(QUANTILES))), 9.0)
+    exact = PercentileTable("queue", "rows", (), (), (), cell)
+    assert "±" not in tiles(STOCK, {"queue": exact})[-1].note
+    assert tiles(STOCK, {"queue": replace(exact, basis="rollups")})[-1].note.endswith("±1.1 %")
