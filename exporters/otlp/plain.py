@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,6 +153,7 @@ def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
 
     A span is refused alone when an id is unusable or when it does not parse; its neighbours stay.
     An unknown span kind counts as `unspecified`, an unknown status as `unset`.
+    Resources and scopes without spans are passed over.
 
     Raises:
         BodyError: `malformed_protobuf`, when not even the outermost level can be read.
@@ -171,16 +172,21 @@ def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
     def clean(span: Any) -> None:
         prompts.clean_span(span, dropped)
 
-    for group, group_place in _numbered(request.resource_spans, "resource_spans"):
+    spanless = False
+    for position, group in enumerate(request.resource_spans):
+        scopes = [(number, scope) for number, scope in enumerate(group.scope_spans) if scope.spans]
+        spanless |= len(scopes) < max(len(group.scope_spans), 1)
+        if not scopes:
+            continue
         prompts.clean_attributes(group.resource.attributes, dropped)
         resource = resource_of(group.resource, settings)
         resources.append(resource)
         index = len(resources) - 1
-        for scope, scope_place in _numbered(group.scope_spans, f"{group_place}.scope_spans"):
+        for number, scope in scopes:
             prompts.clean_attributes(scope.scope.attributes, dropped)
             scope_name = scope.scope.name
             vllm_scope = is_vllm_scope(scope_name)
-            _refuse(scope, scope_place, refusals)
+            _refuse(scope, f"resource_spans[{position}].scope_spans[{number}]", refusals)
             for span in scope.spans:
                 if always_clean:
                     clean(span)
@@ -190,17 +196,25 @@ def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
                     clean(span)
                     spans.add_span(span, index, scope_name, vllm_scope or resource.is_vllm)
     refused = refusals.list()
+    if spanless:
+        _remove_spanless(request)
     return Decoded(
         requests=requests.table(resources, received_ns),
         spans=spans.table(resources, received_ns),
-        clean_body=request.SerializeToString() if salvaged or refused or dropped else body,
+        clean_body=request.SerializeToString() if salvaged or refused or dropped or spanless else body,
         refused=refused,
         dropped_attributes=dropped,
     )
 
 
-def _numbered(messages: Any, field_name: str) -> Iterator[tuple[Any, str]]:
-    return ((message, f"{field_name}[{position}]") for position, message in enumerate(messages))
+def _remove_spanless(request: Any) -> None:
+    """Take out resources and scopes without spans: no row needs them, and nothing has cleaned them."""
+    for group in request.resource_spans:
+        remove(group.scope_spans, [number for number, scope in enumerate(group.scope_spans) if not scope.spans])
+    remove(
+        request.resource_spans,
+        [position for position, group in enumerate(request.resource_spans) if not group.scope_spans],
+    )
 
 
 def _refuse(scope: Any, place: str, refusals: Refusals) -> None:

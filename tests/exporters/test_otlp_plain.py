@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import math
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -399,6 +400,25 @@ def test_a_flood_of_wrong_ids_leaves_the_good_spans() -> None:
     decoded = decode(body(*one * 100))
     assert decoded.rows == 100_000
     assert [(refusal.reason, refusal.count) for refusal in decoded.refused] == [("invalid_span_id", 100_000)]
+
+
+def test_a_flood_of_resources_and_scopes_without_spans_takes_no_time_and_is_not_kept() -> None:
+    sent = ExportTraceServiceRequest.FromString(body(span()))
+    sent.resource_spans[0].scope_spans.add().scope.attributes.add(key="gen_ai.prompt").value.string_value = "secret"
+    sent.resource_spans.add().resource.attributes.add(key="gen_ai.prompt").value.string_value = "secret"
+    scopes = ExportTraceServiceRequest(resource_spans=[{"scope_spans": [{}] * 200_000}])
+    start = time.process_time()
+    decoded = decode(scopes.SerializeToString() + sent.SerializeToString() + b"\x0a\x00" * 500_000)
+    assert time.process_time() - start < 3
+    assert decoded.rows == 1
+    assert decoded.clean_body == body(span())
+    assert not decoded.refused
+
+
+def test_a_refusal_names_the_place_that_the_sender_knows() -> None:
+    sent = b"\x0a\x00" + body(span(), span(2, span_id=b"x"))
+    (refusal,) = decode(sent).refused
+    assert refusal.detail.startswith("resource_spans[1].scope_spans[0].spans[1]")
 
 
 def shard(resource: dict[str, Any], *rules: ShardRule, models: tuple[tuple[str, str], ...] = ()) -> tuple[Any, Any]:
