@@ -10,6 +10,7 @@ mistaken for hex (24 characters for 16 bytes, 12 for 8: what protobuf's own JSON
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -42,6 +43,12 @@ _ROOTS = ("resourceSpans", "resource_spans")
 _SCOPE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "instrumentation_library_spans")
 _SCOPE = ("scope", "instrumentationLibrary", "instrumentation_library")
 
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""One escape of a JSON text; ``lone`` is half a surrogate pair."""
+
 
 def to_protobuf(body: bytes) -> tuple[bytes, list[Refusal]]:
     """The body as protobuf, without the spans that cannot be read, and the refusals of those.
@@ -53,10 +60,7 @@ def to_protobuf(body: bytes) -> tuple[bytes, list[Refusal]]:
         BodyError: `malformed_json` (also nesting without end and invalid UTF-8), `wrong_type` (an object or a list was
             expected at the named place), `no_resource_spans` (a JSON object of another kind, such as logs).
     """
-    try:
-        root = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BodyError("malformed_json", f"body of {len(body)} bytes is not JSON: {error}") from error
+    root = _parsed(body)
     if not isinstance(root, dict):
         raise _body_error("the body", root, "an object with resourceSpans")
     if root and field(root, *_ROOTS) is None and not any(name in root for name in _ROOTS):
@@ -69,6 +73,19 @@ def to_protobuf(body: bytes) -> tuple[bytes, list[Refusal]]:
     for position, group in enumerate(_list(root, "the body", *_ROOTS)):
         _group(_body_object(group, f"resourceSpans[{position}]"), f"resourceSpans[{position}]", request, refusals)
     return request.SerializeToString(), refusals.list()
+
+
+def _parsed(body: bytes) -> Any:
+    """The JSON value. Half a surrogate pair (JavaScript writes one where it cuts an emoji) becomes U+FFFD."""
+    try:
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError:
+            if b"\\ud" not in body and b"\\uD" not in body:
+                raise
+            return orjson.loads(_ESCAPE.sub(lambda escape: b"\\ufffd" if escape["lone"] else escape[0], body))
+    except orjson.JSONDecodeError as error:
+        raise BodyError("malformed_json", f"body of {len(body)} bytes is not JSON: {error}") from error
 
 
 def lines(stream: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:

@@ -284,6 +284,27 @@ def test_bodies_without_spans_are_valid(raw: bytes) -> None:
     assert converted(raw) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        (r"cut \ud83d", "cut \ufffd"),
+        (r"\uDE00 first", "\ufffd first"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\\ud83d \ud83d", r"\ud83d " + "\ufffd"),
+    ],
+)
+def test_half_an_emoji_costs_neither_its_span_nor_the_others(written: str, kept: str) -> None:
+    raw = (
+        '{"resourceSpans":[{"scopeSpans":[{"spans":['
+        f'{{"traceId":"{"1" * 32}","spanId":"{"2" * 16}","name":"{written}"}},'
+        f'{{"traceId":"{"1" * 32}","spanId":"{"3" * 16}","name":"other"}}]}}]}}]}}'
+    )
+    payload, refused = to_protobuf(raw.encode())
+    (scope,) = ExportTraceServiceRequest.FromString(payload).resource_spans[0].scope_spans
+    assert [span.name for span in scope.spans] == [kept, "other"]
+    assert not refused
+
+
 def test_unknown_fields_are_ignored_everywhere() -> None:
     span = GOOD | {"future": {"x": 1}, "attributes": [{"key": "k", "value": {"intValue": 1}, "more": 2}]}
     spans, refused = converted(body(span, future=1, resource={"attributes": [], "entityRefs": [{"type": "x"}]}))
