@@ -79,7 +79,8 @@ def application(
             return _pushed_back(answer_type, crowd.outcome)
         except _Refusal as refusal:
             intake.count_refused(Unusable(refusal.reason, refusal.message), protocol)
-            return _refused(answer_type, refusal)
+            closing = {"Connection": "close"} if refusal.http == 408 else None
+            return _refused(answer_type, refusal, closing)
         except ClientDisconnect:
             return Response(status_code=400)
         outcome = await intake.take(body, protocol, json_to_protobuf if answer_type == JSON else None)
@@ -218,15 +219,19 @@ async def _body(request: Request, content_type: str, limits: Limits, intake: Int
     chunks: list[bytes] = []
     size = 0
     try:
-        async for chunk in request.stream():
-            crowded = intake.crowded(len(chunk))
-            if crowded is not None:
-                raise _Crowded(crowded)
-            size += len(chunk)
-            intake.reading(len(chunk))
-            if size > limits.body_bytes:
-                raise too_large
-            chunks.append(chunk)
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                crowded = intake.crowded(len(chunk))
+                if crowded is not None:
+                    raise _Crowded(crowded)
+                size += len(chunk)
+                intake.reading(len(chunk))
+                if size > limits.body_bytes:
+                    raise too_large
+                chunks.append(chunk)
+    except TimeoutError as error:
+        message = f"the body was not here after {limits.body_seconds:g} s; send smaller batches"
+        raise _Refusal(408, rpc.DEADLINE_EXCEEDED, message, "body_too_slow") from error
     finally:
         intake.reading(-size)
     body = b"".join(chunks)

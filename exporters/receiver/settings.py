@@ -20,14 +20,16 @@ class ReceiverError(SloError):
 class Limits:
     """Bounds on what the receiver takes in; beyond them senders are refused or asked to come again.
 
-    ``body_bytes`` bounds a request as it travels and once more what unpacking makes of it. ``pending_bytes`` and
-    ``requests_in_flight`` bound what waits for an answer, of both protocols together. Spans are taken while the spool
-    is under ``spool_bytes`` and its disk has ``free_bytes`` free (room for the lake to commit what is spooled).
+    ``body_bytes`` bounds a request as it travels and once more what unpacking makes of it. ``body_seconds`` bounds how
+    long an HTTP body may take to come: a peer that vanished would keep its share of what follows. ``pending_bytes``
+    and ``requests_in_flight`` bound what waits for an answer, of both protocols together. Spans are taken while the
+    spool is under ``spool_bytes`` and its disk has ``free_bytes`` free (room for the lake to commit what is spooled).
     A segment is sealed at ``segment_bytes`` or ``segment_seconds`` after its first record. ``table_bytes`` of decoded
     rows wait in memory for the lake; what is beyond is decoded again from the spool.
     """
 
     body_bytes: int = 16 * MIB
+    body_seconds: float = 30.0
     pending_bytes: int = 256 * MIB
     requests_in_flight: int = 128
     spool_bytes: int = 4096 * MIB

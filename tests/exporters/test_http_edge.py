@@ -301,6 +301,20 @@ def test_bodies_that_are_still_being_read_count_as_pending(tmp_path: Path) -> No
         assert running.receiver.intake.pending_bytes == 0
 
 
+def test_a_body_that_stops_coming_gives_back_its_room(tmp_path: Path) -> None:
+    head = (
+        b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\nContent-Length: 9000\r\n\r\n"
+    )
+    with receiving(tmp_path, ReceiverSettings(limits=Limits(free_bytes=0, body_seconds=0.3))) as running:
+        with socket.create_connection(("127.0.0.1", running.receiver.http_port), timeout=5) as stalled:
+            stalled.sendall(head + bytes(4500))
+            answer = b"".join(iter(lambda: stalled.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"the body was not here after 0.3 s" in answer
+        assert running.receiver.intake.pending_bytes == 0
+        assert running.tally.get("spans_refused", "body_too_slow") == 1
+
+
 def test_a_sender_that_goes_away_amid_its_body_costs_nothing(running: Running, client: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", running.receiver.http_port), timeout=5) as connection:
         connection.sendall(
