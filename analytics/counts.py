@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Literal
 
 import duckdb
 
-from vllm_slo.analytics.levels import rollups
+from vllm_slo.analytics.levels import kept, rollups
 from vllm_slo.analytics.reading import records
 from vllm_slo.analytics.selection import Selection
 
@@ -27,7 +28,8 @@ class Counts:
     ``counted`` enter the statistics, ``errors`` are among them, ``left_out`` gives the others by reason.
     ``untold`` of those counted do not say whether they failed: a stock vLLM writes neither status nor finish reason.
     ``basis`` says what the selection's statistics should be computed from.
-    ``older_rows_gone`` is true when rollups know of requests whose rows retention has already removed.
+    ``older_rows_gone`` is true when rollups know of requests whose rows retention has already removed; ``finest`` is
+    the length of the finest rollups that are there for the whole selection.
     """
 
     counted: int
@@ -36,6 +38,7 @@ class Counts:
     left_out: dict[str, int]
     basis: Basis
     older_rows_gone: bool = False
+    finest: timedelta = timedelta(minutes=1)
 
     @property
     def total(self) -> int:
@@ -52,6 +55,33 @@ def counts(connection: duckdb.DuckDBPyConnection, selection: Selection, exact_ro
     if counted.total >= summed.total:
         return counted
     return replace(summed, older_rows_gone=True)
+
+
+@dataclass(frozen=True)
+class Answerable:
+    """A selection as it can be answered, and its counts."""
+
+    selection: Selection
+    counts: Counts
+
+
+def answerable(connection: duckdb.DuckDBPyConnection, selection: Selection, exact_rows: int = EXACT_ROWS) -> Answerable:
+    """The selection as asked, unless retention took the rollups of its ends and its rows cannot stand in for them.
+
+    Then it is widened to whole hours or days: what lies in part of an hour is not known any more.
+    """
+    left = kept(connection)
+    wide = left.widened(selection)
+    if wide == selection:
+        found = counts(connection, selection, exact_rows)
+    elif selection.start.date() >= left.rows and (rows := _from_rows(connection, selection)).total <= exact_rows:
+        return Answerable(selection, rows)
+    else:
+        found = _from_rollups(connection, wide)
+    if found.basis == "rows":
+        return Answerable(selection, found)
+    gone = found.older_rows_gone or wide.start.date() < left.rows
+    return Answerable(wide, replace(found, older_rows_gone=gone, finest=left.width(wide.start)))
 
 
 def _from_rollups(connection: duckdb.DuckDBPyConnection, selection: Selection) -> Counts:

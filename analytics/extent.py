@@ -13,7 +13,10 @@ from vllm_slo.analytics.selection import literal
 
 @dataclass(frozen=True)
 class Extent:
-    """First and last minute with requests, and the values that their rows carry (None: rows without one), sorted."""
+    """First and last minute with requests, and the values that their rows carry (None: rows without one), sorted.
+
+    Hour or day instead of minute where retention took the minutes.
+    """
 
     start: datetime
     end: datetime
@@ -29,25 +32,26 @@ def extent(connection: duckdb.DuckDBPyConnection) -> Extent | None:
     ((first, last),) = records(connection, f"select min(time), max(time) from rollups where level = 'day' and {where}")
     if first is None:
         return None
-    narrowed = [_edge(connection, where, edge, day) for edge, day in (("min", first), ("max", last))]
+    (start, _), (newest, width) = (_edge(connection, where, edge, day) for edge, day in (("min", first), ("max", last)))
     values = records(
         connection, f"select distinct model, shard, bucket, source from rollups where level = 'day' and {where}"
     )
     models, shards, buckets, sources = (_sorted({row[i] for row in values}) for i in range(4))
-    return Extent(narrowed[0], narrowed[1] + timedelta(minutes=1), models, shards, buckets, sources)
+    return Extent(start, newest + width, models, shards, buckets, sources)
 
 
-def _edge(connection: duckdb.DuckDBPyConnection, where: str, edge: str, day: datetime) -> datetime:
-    """The first or last minute of a day that has requests; found over its hour."""
-    found = day
-    for level, width in (("hour", timedelta(days=1)), ("minute", timedelta(hours=1))):
+def _edge(connection: duckdb.DuckDBPyConnection, where: str, edge: str, day: datetime) -> tuple[datetime, timedelta]:
+    """The first or last minute of a day that has requests, found over its hour; the hour or the day without finer."""
+    found, within = day, timedelta(days=1)
+    for level, finer in (("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
         ((narrower,),) = records(
             connection,
             f"select {edge}(time) from rollups where level = '{level}' and day = date '{found:%Y-%m-%d}' and {where} "
-            f"and time >= {literal(found)} and time < {literal(found + width)}",
+            f"and time >= {literal(found)} and time < {literal(found + within)}",
         )
-        found = narrower if narrower is not None else found
-    return found.astimezone(UTC)
+        if narrower is not None:
+            found, within = narrower, finer
+    return found.astimezone(UTC), within
 
 
 def _sorted(values: set[str | None]) -> tuple[str | None, ...]:

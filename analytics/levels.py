@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
 
+import duckdb
+
+from vllm_slo.analytics.reading import records
 from vllm_slo.analytics.selection import Selection, literal
 
 LEVELS: tuple[tuple[str, timedelta], ...] = (
@@ -25,6 +28,44 @@ class Stretch:
     level: str
     start: datetime
     end: datetime
+
+
+@dataclass(frozen=True)
+class Kept:
+    """First day of which retention has left everything: rows, minutes, hours. `date.min` where it took nothing."""
+
+    rows: date = date.min
+    minutes: date = date.min
+    hours: date = date.min
+
+    def width(self, moment: datetime) -> timedelta:
+        """The length of the finest rollups at a moment."""
+        day = moment.astimezone(UTC).date()
+        widths = dict(LEVELS)
+        return widths["minute" if day >= self.minutes else "hour" if day >= self.hours else "day"]
+
+    def widened(self, selection: Selection) -> Selection:
+        """The shortest selection around one whose ends are ends of rollups that are there."""
+        start = selection.start - (selection.start - _EPOCH) % self.width(selection.start)
+        end = selection.end + (_EPOCH - selection.end) % self.width(selection.end - timedelta(microseconds=1))
+        return replace(selection, start=start, end=end)
+
+
+def kept(connection: duckdb.DuckDBPyConnection) -> Kept:
+    """What retention has left of the days that the coarsest rollups know."""
+    first: dict[str, date] = dict(
+        records(
+            connection,
+            "select level, min(day) from rollups group by level union all select 'rows', min(day) from requests",
+        )
+    )
+    oldest = first.get("day") or date.min
+
+    def since(what: str) -> date:
+        found = first.get(what) or date.max
+        return date.min if found <= oldest else found
+
+    return Kept(since("rows"), since("minute"), since("hour"))
 
 
 def cover(start: datetime, end: datetime, coarsest: timedelta = timedelta(days=1)) -> tuple[Stretch, ...]:

@@ -38,12 +38,15 @@ class Series:
     values: dict[float, tuple[float | None, ...]]
 
 
-def step_for(selection: Selection, rows: int, basis: Basis) -> timedelta:
-    """The finest of STEPS with at most MOST_POINTS points and REQUESTS_A_STEP on average; rollups begin at a minute."""
+def step_for(selection: Selection, rows: int, basis: Basis, finest: timedelta = timedelta(minutes=1)) -> timedelta:
+    """The finest of STEPS with at most MOST_POINTS points and REQUESTS_A_STEP on average.
+
+    From rollups, ``finest`` is the shortest.
+    """
     length = selection.end - selection.start
     wanted = max(length / MOST_POINTS, length * REQUESTS_A_STEP / max(rows, 1) if rows else timedelta())
     wanted = min(wanted, length / 4)
-    allowed = [step for step in STEPS if basis == "rows" or step >= timedelta(minutes=1)]
+    allowed = [step for step in STEPS if basis == "rows" or step >= finest]
     return next((step for step in allowed if step >= wanted), allowed[-1])
 
 

@@ -9,6 +9,7 @@ from html import escape
 
 import streamlit as st
 
+from vllm_slo.analytics.counts import answerable
 from vllm_slo.analytics.extent import extent
 from vllm_slo.analytics.health import ReceiverState
 from vllm_slo.analytics.query import QueryError, Reader
@@ -90,8 +91,9 @@ def _draw(settings: AppSettings, snapshot: Snapshot, colours: Palette) -> None:
     selection = filters(found, settings.buckets, now)
     if selection is None:
         return
-    _title(range_text(selection.start, selection.end), title)
-    overview(snapshot, selection, found, settings.buckets, settings.receiver(), colours, now)
+    answered = snapshot.ask(answerable, selection)
+    _title(range_text(answered.selection.start, answered.selection.end), title)
+    overview(snapshot, answered, found, settings.buckets, settings.receiver(), colours, now)
 
 
 def _title(range_shown: str, place: st.delta_generator.DeltaGenerator | None = None) -> None:

@@ -9,7 +9,7 @@ from html import escape
 
 import streamlit as st
 
-from vllm_slo.analytics.counts import Counts, counts
+from vllm_slo.analytics.counts import Answerable, Counts
 from vllm_slo.analytics.coverage import Coverage, coverage
 from vllm_slo.analytics.engine_series import engine_series, engine_step
 from vllm_slo.analytics.extent import Extent
@@ -50,7 +50,7 @@ class View:
 
 def overview(
     snapshot: Snapshot,
-    selection: Selection,
+    answered: Answerable,
     extent: Extent,
     buckets: Sequence[str],
     receiver: ReceiverState,
@@ -58,7 +58,7 @@ def overview(
     now: datetime,
 ) -> None:
     """Draws the page for a selection."""
-    counted = snapshot.ask(counts, selection)
+    selection, counted = answered.selection, answered.counts
     tables = snapshot.ask(percentiles, selection, counted.basis)
     covered = snapshot.ask(coverage, selection)
     view = View(snapshot, selection, extent, tuple(buckets), counted, tables, covered, palette)
@@ -151,7 +151,10 @@ def _phases(view: View) -> None:
         st.info("No request of this selection has this time.")
         return
     st.plotly_chart(phases_figure(found, view.palette), key="phases", theme=None, config=CONFIG)
-    st.html(f"<p class='slo-note'>Bounds of the groups {_basis(view.counts)}; means of rows, exact.</p>")
+    gone = (
+        " Rows of the first days are gone: the means are of those that are left." if view.counts.older_rows_gone else ""
+    )
+    st.html(f"<p class='slo-note'>Bounds of the groups {_basis(view.counts)}; means of rows, exact.{gone}</p>")
 
 
 def _basis(counted: Counts) -> str:
@@ -159,7 +162,7 @@ def _basis(counted: Counts) -> str:
 
 
 def _series(view: View) -> None:
-    step = step_for(view.selection, view.counts.counted, view.counts.basis)
+    step = step_for(view.selection, view.counts.counted, view.counts.basis, view.counts.finest)
     _section("Latency over time", f"Percentiles of each {step_text(step)}, by arrival. Gaps: no request arrived.")
     metric = st.segmented_control(
         "Metric",
@@ -180,7 +183,7 @@ def _series(view: View) -> None:
 
 
 def _engines(view: View) -> None:
-    finest = step_for(view.selection, view.counts.counted, view.counts.basis)
+    finest = step_for(view.selection, view.counts.counted, view.counts.basis, view.counts.finest)
     step = view.snapshot.ask(engine_step, view.selection, finest)
     engines = view.snapshot.ask(engine_series, view.selection, step)
     if not engines:

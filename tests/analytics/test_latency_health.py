@@ -88,6 +88,16 @@ def test_coverage_compares_what_ended_between_the_first_and_the_last_scrape(tmp_
     assert (found.since, found.until) == (NOON, NOON + timedelta(seconds=20))
 
 
+def test_the_extent_of_days_without_minutes_ends_with_their_last_hour(tmp_path: Path) -> None:
+    lake = fill(tmp_path, [Request(at=NOON), Request(at=NOON + timedelta(hours=5, minutes=40))])
+    lake.refresh("rollups")
+    minutes = [file for file in lake.data_files("rollups") if ("level", "minute") in file.partition]
+    lake.replace("rollups", minutes, None, same_rows=False)
+    found = extent(connect(lake, BUCKETS))
+    assert found is not None
+    assert (found.start, found.end) == (NOON, NOON + timedelta(hours=6))
+
+
 def test_a_restart_between_scrapes_never_gives_a_negative_count(tmp_path: Path) -> None:
     lake = fill(tmp_path, finished_at([1, 5, 15, 25]))
     lake.append("engine_samples", samples([(0, 100.0), (10, 102.0), (20, 1.0), (30, None), (40, 2.0)]))
