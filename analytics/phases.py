@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 import duckdb
 
@@ -79,12 +79,12 @@ def phases(
     complete = " and ".join(f"{stored}_seconds is not null" for stored in _STORED[measure])
     found = records(
         connection,
-        f"select {column} >= {tail:.9f} as slow, count(*), {sums} from requests where quality is null "
-        f"and {column} >= {low:.9f} and ({column} <= {high:.9f} or {column} >= {tail:.9f}) "
-        f"and {complete} and {selection.requests()} group by slow",
+        f"select {column} <= {high:.9f} as typical, {column} >= {tail:.9f} as slow, count(*), {sums} from requests "
+        f"where quality is null and {column} >= {low:.9f} and ({column} <= {high:.9f} or {column} >= {tail:.9f}) "
+        f"and {complete} and {selection.requests()} group by all",
     )
-    groups = {bool(slow): _group(measure, rows, totals) for slow, rows, *totals in found}
-    return Phases(measure, tail_quantile, basis, low, high, tail, groups.get(False), groups.get(True))
+    typical, slow = ([row[2:] for row in found if row[place]] for place in (0, 1))
+    return Phases(measure, tail_quantile, basis, low, high, tail, _group(measure, typical), _group(measure, slow))
 
 
 _STORED: dict[Measure, tuple[str, ...]] = {
@@ -95,8 +95,12 @@ _STORED: dict[Measure, tuple[str, ...]] = {
 columns at twice the speed of computed ones. Rows without one of them (a client sees no phases) are in no group."""
 
 
-def _group(measure: Measure, rows: int, totals: list[Decimal]) -> Group:
-    sums = {name: int(total.scaleb(9)) for name, total in zip(_STORED[measure], totals, strict=True)}
+def _group(measure: Measure, parts: list[tuple[Any, ...]]) -> Group | None:
+    """The group of the requests in several parts, each a number of rows and the sums of the stored columns."""
+    if not parts:
+        return None
+    rows, *totals = (sum(values) for values in zip(*parts, strict=True))
+    sums = {name: int(Decimal(total).scaleb(9)) for name, total in zip(_STORED[measure], totals, strict=True)}
     sums["frontend"] = sums["time_to_first_token"] - sums["queue"] - sums["prefill"]
     if measure == "request_duration":
         sums["residual"] = sums["request_duration"] - sums["time_to_first_token"] - sums["decode"]

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from fixtures.latency_lake import BUCKETS, NOON, Request, fill, traffic
-from vllm_slo.analytics.counts import Basis, counts
+from vllm_slo.analytics.counts import Basis, answerable, counts
 from vllm_slo.analytics.histogram import RELATIVE_ERROR
 from vllm_slo.analytics.percentiles import METRICS, QUANTILES, needed, percentiles, threshold
 from vllm_slo.analytics.phases import MEDIAN_BAND, PARTS, TAIL_QUANTILES, Measure, phases
@@ -188,7 +188,6 @@ def test_a_request_on_the_bound_belongs_to_the_group(tmp_path: Path) -> None:
     rows = [Request(decode=d) for d in (123_456_789, 123_456_789, 123_456_789)]
     found = phases(connect(fill(tmp_path, rows), BUCKETS), WHOLE, "rows")
     assert found is not None
-    assert (found.tail, found.median) == (found.tail, None), "equal times are all at the tail's bound"
     assert found.tail is not None
     assert found.tail.rows == 3
 
@@ -246,6 +245,92 @@ def test_rollups_answer_where_retention_has_removed_rows(tmp_path: Path) -> None
     lake.replace("requests", lake.data_files("requests"), None, same_rows=False)
     found = counts(connect(lake, BUCKETS), WHOLE)
     assert (found.basis, found.older_rows_gone, found.total) == ("rollups", True, len(TRAFFIC))
+
+
+@pytest.fixture(scope="module")
+def thinned(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
+    """Three days of requests of which retention took all but day rollups of the first, and minutes of the second."""
+    lake = fill(tmp_path_factory.mktemp("thinned"), THREE_DAYS)
+
+    def take(table: str, gone: set[tuple[str | None, int]]) -> None:
+        lake.refresh(table)
+        files = [
+            file
+            for file in lake.data_files(table)
+            if (dict(file.partition).get("level"), int(dict(file.partition)["day"][-2:])) in gone
+        ]
+        assert files
+        lake.replace(table, files, None, same_rows=False)
+
+    take("requests", {(None, 1), (None, 2)})
+    take("rollups", {("minute", 1), ("minute", 2), ("hour", 1)})
+    return connect(lake, BUCKETS)
+
+
+THREE_DAYS = [Request(at=NOON + timedelta(minutes=7 * i), decode=i * 10**7) for i in range(450)]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected_start", "expected_end"),
+    [
+        ((1, 13, 5), (1, 13, 9), (1, 0, 0), (2, 0, 0)),
+        ((2, 13, 5), (2, 13, 9), (2, 13, 0), (2, 14, 0)),
+        ((2, 13, 5), (3, 13, 9), (2, 13, 0), (3, 13, 9)),
+        ((1, 13, 5), (3, 13, 9), (1, 0, 0), (3, 13, 9)),
+    ],
+)
+def test_a_range_whose_minutes_are_gone_is_widened_to_what_is_known(
+    thinned: duckdb.DuckDBPyConnection,
+    start: tuple[int, int, int],
+    end: tuple[int, int, int],
+    expected_start: tuple[int, int, int],
+    expected_end: tuple[int, int, int],
+) -> None:
+    def at(moment: tuple[int, int, int]) -> datetime:
+        return datetime(2026, 6, *moment, tzinfo=UTC)
+
+    found = answerable(thinned, Selection(at(start), at(end)))
+    assert (found.selection.start, found.selection.end) == (at(expected_start), at(expected_end))
+    within = [r for r in THREE_DAYS if at(expected_start) <= r.at < at(expected_end)]
+    assert within
+    assert (found.counts.basis, found.counts.counted, found.counts.older_rows_gone) == ("rollups", len(within), True)
+    assert percentiles(thinned, found.selection, "rollups")["queue"].rows_used == len(within)
+    step = step_for(found.selection, len(within), "rollups", found.counts.finest)
+    assert sum(series(thinned, found.selection, "rollups", "queue", step).rows) == len(within)
+
+
+def test_a_range_whose_rows_are_there_is_answered_as_asked(thinned: duckdb.DuckDBPyConnection) -> None:
+    asked = Selection(datetime(2026, 6, 3, 9, 1, tzinfo=UTC), datetime(2026, 6, 3, 10, 2, tzinfo=UTC))
+    found = answerable(thinned, asked)
+    assert (found.selection, found.counts.basis, found.counts.older_rows_gone) == (asked, "rows", False)
+
+
+def test_rows_stand_in_for_minutes_that_are_gone(tmp_path: Path) -> None:
+    lake = fill(tmp_path, THREE_DAYS)
+    lake.refresh("rollups")
+    minutes = [
+        file for file in lake.data_files("rollups") if file.partition == (("level", "minute"), ("day", "2026-06-02"))
+    ]
+    assert minutes
+    lake.replace("rollups", minutes, None, same_rows=False)
+    older = [file for file in lake.data_files("rollups") if ("day", "2026-06-01") in file.partition]
+    lake.replace("rollups", [file for file in older if ("level", "minute") in file.partition], None, same_rows=False)
+    connection = connect(lake, BUCKETS)
+    asked = Selection(datetime(2026, 6, 2, 9, 1, tzinfo=UTC), datetime(2026, 6, 2, 10, 2, tzinfo=UTC))
+    found = answerable(connection, asked)
+    assert (found.selection, found.counts.basis) == (asked, "rows")
+    assert found.counts.total == sum(asked.start <= r.at < asked.end for r in THREE_DAYS)
+    too_many = answerable(connection, asked, exact_rows=1)
+    assert too_many.selection.start.minute == too_many.selection.end.minute == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_equal_requests_are_both_typical_and_the_slowest(tmp_path: Path, count: int) -> None:
+    found = phases(connect(fill(tmp_path, [Request()] * count), BUCKETS), WHOLE, "rows")
+    assert found is not None
+    assert found.median is not None
+    assert found.median == found.tail
+    assert (found.median.rows, found.median.measured_nanoseconds) == (count, count * Request().request_duration)
 
 
 def test_an_empty_selection_has_no_statistics(lake: duckdb.DuckDBPyConnection) -> None:
