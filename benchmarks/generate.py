@@ -1,4 +1,4 @@
-"""Writes a lake of synthetic requests: as many as asked for, spread over one day. Nothing in it was measured.
+"""Writes a lake of synthetic requests, spread over one day, and samples of their engines. Nothing in it was measured.
 
 Shapes are chosen to look like a busy vLLM fleet: lognormal prompt and output lengths in three context buckets, a daily
 load curve, queue times that grow with the load, shards of unequal speed, a few rows that the quality gate leaves out.
@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 from vllm_slo.analytics import rollup
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.lake import Lake
-from vllm_slo.exporters.schema import REQUESTS, SECONDS, TIME
+from vllm_slo.exporters.schema import ENGINE_SAMPLES, REQUESTS, SECONDS, TIME
 
 DAY = datetime(2026, 6, 1, tzinfo=UTC)
 NANOSECONDS = 1_000_000_000
+SCRAPE_SECONDS = 5
 DAY_MICROSECONDS = 86_400_000_000
 BUCKET_SHARES = (0.80, 0.16, 0.04)
 BUCKET_MEDIAN_TOKENS = (700, 9_000, 48_000)
@@ -124,12 +125,19 @@ def _batch(random: np.random.Generator, first: float, last: float, size: int, fl
 
 def _times_on_the_load_curve(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Start in epoch microseconds for a share of the day's requests, and the load then (0.1 by night, 1 at noon)."""
+    so_far, grid = _load_so_far()
+    load = 0.55 - 0.45 * np.cos(2 * np.pi * grid)
+    moment = np.interp(share, so_far, grid)
+    microseconds = int(DAY.timestamp()) * 1_000_000 + np.minimum(moment * DAY_MICROSECONDS, DAY_MICROSECONDS - 1)
+    return microseconds.astype(np.int64), np.interp(moment, grid, load)
+
+
+def _load_so_far() -> tuple[np.ndarray, np.ndarray]:
+    """Share of the day's requests that have arrived at each minute, and the minute as a share of the day."""
     grid = np.linspace(0, 1, 1_441)
     load = 0.55 - 0.45 * np.cos(2 * np.pi * grid)
     cumulative = np.concatenate([[0.0], np.cumsum((load[1:] + load[:-1]) / 2)])
-    moment = np.interp(share, cumulative / cumulative[-1], grid)
-    microseconds = int(DAY.timestamp()) * 1_000_000 + np.minimum(moment * DAY_MICROSECONDS, DAY_MICROSECONDS - 1)
-    return microseconds.astype(np.int64), np.interp(moment, grid, load)
+    return cumulative / cumulative[-1], grid
 
 
 def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
@@ -170,8 +178,37 @@ def _resource(shard: str) -> str:
     return json.dumps({"service.name": "vllm", "service.instance.id": shard, "vllm.shard": shard})
 
 
+def samples(rows: int, fleet: Fleet) -> pa.Table:
+    """A sample of every shard each SCRAPE_SECONDS of the day; its counters say that every request was received."""
+    seconds = np.arange(0, 86_400, SCRAPE_SECONDS)
+    load = 0.55 - 0.45 * np.cos(2 * np.pi * seconds / 86_400)
+    share = np.interp(seconds / 86_400, *_load_so_far()[::-1])
+    tables = []
+    for index, name in enumerate(fleet.names):
+        size = len(seconds)
+        columns: dict[str, pa.Array] = {
+            "day": pa.array(np.full(size, DAY.timestamp() // 86_400, np.int32)).cast(pa.date32()),
+            "time": pa.array(int(DAY.timestamp()) * 1_000_000 + seconds * 1_000_000).cast(TIME),
+            "source": _constant("scrape", size),
+            "service_instance_id": _constant(name, size),
+            "shard": _constant(name, size),
+            "model": _constant(fleet.model(index), size),
+            "engine": _constant("0", size),
+            "process_start_time": pa.array(np.full(size, int(DAY.timestamp()) * 1_000_000)).cast(TIME),
+            "requests_running": pa.array(np.floor(200 * load)),
+            "requests_waiting": pa.array(np.floor(40 * load**3)),
+            "kv_cache_usage_ratio": pa.array(0.9 * load),
+            "requests_finished_total": pa.array(np.floor(share * rows / fleet.shards)),
+            "requests_finished_error_total": pa.array(np.floor(share * rows / fleet.shards / 500)),
+        }
+        arrays = [columns.get(field.name, pa.nulls(size, field.type)) for field in ENGINE_SAMPLES.schema]
+        tables.append(pa.Table.from_arrays(arrays, schema=ENGINE_SAMPLES.schema))
+    return pa.concat_tables(tables).sort_by("time")
+
+
 def write(lake: Lake, rows: int, batch_rows: int, fleet: Fleet, buckets: Buckets) -> None:
-    """Appends ``rows`` synthetic requests and their rollups."""
+    """Appends ``rows`` synthetic requests, their rollups, and samples of their engines."""
+    lake.append("engine_samples", samples(rows, fleet))
     done, began = 0, time.perf_counter()
     for table in batches(rows, batch_rows, fleet):
         lake.append("requests", table)

@@ -19,9 +19,13 @@ import duckdb
 
 from generate import Fleet, write
 from vllm_slo.analytics.buckets import Buckets
-from vllm_slo.analytics.counts import counts
+from vllm_slo.analytics.counts import answerable
+from vllm_slo.analytics.coverage import coverage
+from vllm_slo.analytics.engine_series import engine_series, engine_step
 from vllm_slo.analytics.extent import extent
+from vllm_slo.analytics.health import freshness
 from vllm_slo.analytics.lake import Lake
+from vllm_slo.analytics.marks import marks
 from vllm_slo.analytics.percentiles import percentiles
 from vllm_slo.analytics.phases import phases
 from vllm_slo.analytics.query import connect
@@ -51,11 +55,14 @@ def queries(connection: duckdb.DuckDBPyConnection) -> dict[str, Callable[[], obj
     )
     shard = Selection.around(found.start, found.end, shards=found.shards[:1])
     hour = Selection.around(found.end - timedelta(hours=1), found.end)
-    named: dict[str, Callable[[], object]] = {"extent": lambda: extent(connection)}
+    named: dict[str, Callable[[], object]] = {
+        "extent": lambda: extent(connection),
+        "freshness": lambda: freshness(connection, found.end),
+    }
     for name, selection in (("day", day), ("ragged", ragged), ("shard", shard), ("hour", hour)):
-        basis, total = (seen := counts(connection, selection)).basis, seen.counted
-        step = step_for(selection, total, basis)
-        bound = on_selection(connection, selection, basis, step)
+        seen = answerable(connection, selection).counts
+        step = step_for(selection, seen.counted, seen.basis, seen.finest)
+        bound = on_selection(connection, selection, seen.basis, step)
         named |= {f"{query}_{name}": call for query, call in bound.items()}
     slow = phases(connection, day, "rollups")
     assert slow is not None, "the lake has no requests that count"
@@ -69,13 +76,17 @@ def on_selection(
 ) -> dict[str, Callable[[], object]]:
     """The page's queries for one selection."""
     return {
-        "counts": lambda: counts(connection, selection),
+        "counts": lambda: answerable(connection, selection),
+        "coverage": lambda: coverage(connection, selection),
         "percentiles": lambda: percentiles(connection, selection, basis),
         "phases_first_token_p99": lambda: phases(connection, selection, basis, "time_to_first_token", 0.99),
         "phases_duration_p99": lambda: phases(connection, selection, basis, "request_duration", 0.99),
         "phases_duration_p95": lambda: phases(connection, selection, basis, "request_duration", 0.95),
         "series_first_token": lambda: series(connection, selection, basis, "time_to_first_token", step),
         "series_duration": lambda: series(connection, selection, basis, "request_duration", step),
+        "events": lambda: marks(connection, selection),
+        "engine_step": lambda: engine_step(connection, selection, step),
+        "engine_series": lambda: engine_series(connection, selection, max(step, timedelta(seconds=10))),
     }
 
 
