@@ -1,12 +1,15 @@
 """Rows that are new to the lake: retries removed, further completions of one request marked. Exact.
 
-Two rows are the same span when trace id and span id are equal on the same day of start time. A row is a further
-completion (n > 1) when request id, start time and service instance equal those of an earlier row with another span id.
+Two rows are the same span when trace id, span id and start time are equal and they are of the same day; among rows that
+come together, the ids alone decide. A sender that tries again sends the same start time, so every retry is found,
+however late, while the row is in the lake. Not found: ids that come again with another start time, and a retry of a row
+whose start time is implausible (such rows are of the day of their receipt) that comes on another day. A row is a
+further completion (n > 1) when request id, start time and service instance equal those of an earlier row with another
+span id.
 
 A Bloom filter for each day of start time says "surely new" for nearly every row; whatever it suspects is looked up in
 the lake's files, in the row groups whose time range holds the suspect's start time. So the filter decides only what is
-read, never what is kept, and the horizon is the whole lake: a day that is not in memory is loaded, or looked up
-directly when few rows ask for it.
+read, never what is kept: a day that is not in memory is loaded, or looked up directly when few rows ask for it.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vllm_slo.analytics import parquet
 from vllm_slo.analytics.bloom import Bloom, Hashes, Keys, mix
 from vllm_slo.analytics.lake import DataFile, Lake, Writer
 from vllm_slo.analytics.parquet import SOURCES
@@ -152,15 +155,15 @@ class Dedup:
         if file.writer is not None:
             return {file.path}
         filesystem, path = self._lake.filesystem(table, file)
-        metadata = pq.read_metadata(path, filesystem=filesystem).metadata or {}
-        text = metadata.get(SOURCES.encode())
+        with parquet.opened(filesystem, path) as stored:
+            text = (stored.metadata.metadata or {}).get(SOURCES.encode())
         return set(text.decode().split("\n")) if text else {file.path}
 
     def _learn(self, table: str, key: tuple[str, str], bloom: Bloom, file: DataFile) -> None:
         filesystem, path = self._lake.filesystem(table, file)
         columns = ["start_time", "trace_id", "span_id", *(["request_id"] if table == "requests" else [])]
-        with pq.ParquetFile(path, filesystem=filesystem) as parquet:
-            for batch in parquet.iter_batches(batch_size=65_536, columns=columns):
+        with parquet.opened(filesystem, path) as stored:
+            for batch in stored.iter_batches(batch_size=65_536, columns=columns):
                 rows = pa.Table.from_batches([batch])
                 hashes = _id_hashes(rows)
                 if table == "requests":
@@ -210,16 +213,15 @@ class Dedup:
         found: list[_Identity] = []
         columns = ["start_time", "trace_id", "span_id"]
         columns += ["request_id", "service_instance_id"] if table == "requests" else []
-        with pq.ParquetFile(path, filesystem=filesystem) as parquet:
-            place = parquet.schema_arrow.get_field_index("start_time")
-            for group in range(parquet.num_row_groups):
-                statistics = parquet.metadata.row_group(group).column(place).statistics
+        with parquet.opened(filesystem, path) as stored:
+            place = stored.schema_arrow.get_field_index("start_time")
+            for group in range(stored.num_row_groups):
+                statistics = stored.metadata.row_group(group).column(place).statistics
                 if statistics is not None and not _any_between(times, _us(statistics.min), _us(statistics.max)):
                     continue
-                stored = _times(parquet.read_row_group(group, columns=["start_time"]))
-                hits = np.flatnonzero(np.isin(stored, times))
+                hits = np.flatnonzero(np.isin(_times(stored.read_row_group(group, columns=["start_time"])), times))
                 if len(hits):
-                    found += _identities(parquet.read_row_group(group, columns=columns).take(pa.array(hits)))
+                    found += _identities(stored.read_row_group(group, columns=columns).take(pa.array(hits)))
         return found
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
+from vllm_slo.analytics.upgrade import LakeError, first_line
 from vllm_slo.exporters.schema import BYTES, SECONDS, TIME, Table
 
 ROW_GROUP_ROWS = 100_000
@@ -127,6 +129,19 @@ def write(filesystem: fs.FileSystem, path: str, rows: pa.Table, table: Table, me
         return int(sink.tell())
 
 
+@contextmanager
+def opened(filesystem: fs.FileSystem, path: str, **options: Any) -> Iterator[pq.ParquetFile]:
+    """One file of the lake, for reading.
+
+    Raises LakeError when it is damaged, here or while it is read: a fault of the lake, never of rows that are to enter.
+    """
+    try:
+        with pq.ParquetFile(path, filesystem=filesystem, **options) as file:
+            yield file
+    except pa.ArrowInvalid as error:
+        raise LakeError(f"{path}: the file is damaged: {first_line(error)}; restore it from a backup") from error
+
+
 def partitions(rows: pa.Table, table: Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
     """Rows sorted by the time column and split by partition: partition values as text, rows without those columns."""
     if rows.num_rows == 0:
@@ -175,10 +190,11 @@ def read(
     fields = [table.schema.field(name) for name in columns]
     if dictionaries:
         fields = [field.with_type(_FEW_VALUES) if field.name in FEW_VALUES else field for field in fields]
-    metadata = pq.read_metadata(path, filesystem=filesystem)
+    with opened(filesystem, path) as file:
+        metadata = file.metadata
     present = set(metadata.schema.names)
     encoded = [field.name for field in fields if field.type == _FEW_VALUES and field.name in present]
-    with pq.ParquetFile(path, filesystem=filesystem, metadata=metadata, read_dictionary=encoded) as file:
+    with opened(filesystem, path, metadata=metadata, read_dictionary=encoded) as file:
         stored = file.read(columns=[name for name in columns if name in present])
     arrays = []
     for field in fields:

@@ -12,6 +12,9 @@ import pyarrow as pa
 import pytest
 
 from receiving import body
+from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.drain import Drain
+from vllm_slo.analytics.lake import Lake as RealLake
 from vllm_slo.analytics.lake import LakeError
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
@@ -158,6 +161,41 @@ def test_a_file_damaged_after_it_was_sealed_is_set_aside(tmp_path: Path) -> None
         found.draining.start()
         found.wait(lambda: not found.spool.sealed())
         assert found.spool.quarantined == 1
+
+
+def test_a_segment_that_finds_no_memory_for_its_decoding_is_tried_again(tmp_path: Path) -> None:
+    with bench(tmp_path) as found:
+        found.draining._decode = lambda *arguments: _fail_once(found, *arguments)
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.committed == [(1, 1)]
+        assert found.spool.quarantined == 0
+        assert found.tally.get("lake_errors", "MemoryError") == 1
+
+
+def _fail_once(found: Bench, data: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
+    if not found.decoded:
+        found.decoded += 1
+        raise MemoryError
+    return plain.decode(data, received_ns, settings)
+
+
+def test_a_damaged_file_of_the_lake_pushes_no_segment_into_quarantine(tmp_path: Path) -> None:
+    lake = RealLake.open(tmp_path / "lake")
+    with bench(tmp_path) as found:
+        found.draining._commit = lambda *arguments: Drain(lake, Buckets()).apply(*arguments).duplicates
+        found.segment(1)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        (path,) = map(Path, lake.files("requests") + lake.files("spans"))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+        found.segment(1)
+        found.wait(lambda: found.tally.get("lake_errors", "LakeError") > 2)
+        assert found.spool.quarantined == 0
+        path.write_bytes(whole)
+        found.wait(lambda: not found.spool.sealed())
 
 
 def test_rows_that_never_fit_the_lake_are_set_aside_after_some_tries(tmp_path: Path) -> None:

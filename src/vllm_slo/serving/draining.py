@@ -100,16 +100,16 @@ class Draining:
         """Whether the segment left the spool."""
         try:
             return self._drain(number)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - the thread must live: without it the spool only fills
             self._tally.add(counts.LAKE_ERRORS, type(error).__name__)
-            _log.error("segment %d cannot be read or removed now: %s", number, error)
+            _log.error("segment %d cannot be read or removed now: %s: %s", number, type(error).__name__, error)
             self._ending.wait(1.0)
             return False
 
     def _drain(self, number: int) -> bool:
         try:
             requests, spans = self._rows.tables(number) or self._read(number)
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it must not block the others
             self._set_aside(number, f"cannot be decoded: {type(error).__name__}: {error}")
