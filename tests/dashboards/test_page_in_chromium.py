@@ -63,6 +63,7 @@ class Server:
             command(HOST, port),
             env={**os.environ, LAKE_VARIABLE: str(lake)},
             cwd=lake.parent,
+            stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -81,7 +82,7 @@ class Server:
     def stop(self) -> str:
         """End it; what it wrote."""
         self._process.terminate()
-        self._process.wait(20)
+        self._process.communicate(timeout=20)
         self._log.seek(0)
         text = self._log.read()
         self._log.close()

@@ -107,7 +107,10 @@ def app(lake: Path) -> Iterator[str]:
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(
-        command("127.0.0.1", port), env={**os.environ, "VLLM_SLO_LAKE": str(lake)}, stdout=subprocess.DEVNULL
+        command("127.0.0.1", port),
+        env={**os.environ, "VLLM_SLO_LAKE": str(lake)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
     )
     try:
         deadline = time.monotonic() + 60
@@ -122,4 +125,4 @@ def app(lake: Path) -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(30)
+        process.communicate(timeout=30)

@@ -152,14 +152,36 @@ def test_the_pages_run_beside_it_and_end_with_it(tmp_path: Path) -> None:
     process = start(tmp_path, "--app-port", "0")
     url = re.search(r"pages +(http://127\.0\.0\.1:\d+)", told(process))
     assert url
+    wait_for_pages(url[1])
+    end(process)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url[1]}/_stcore/health")
+
+
+def test_the_pages_end_with_it_even_when_it_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("streamlit")
+    process = start(tmp_path, "--app-port", "0")
+    url = re.search(r"pages +(http://127\.0\.0\.1:\d+)", told(process))
+    assert url
+    wait_for_pages(url[1])
+    process.kill()
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            httpx.get(f"{url[1]}/_stcore/health")
+        except httpx.TransportError:
+            break
+        assert time.monotonic() < deadline, "the pages outlive the process that started them"
+        time.sleep(0.1)
+
+
+def wait_for_pages(url: str) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            assert httpx.get(f"{url[1]}/_stcore/health").status_code == 200
+            assert httpx.get(f"{url}/_stcore/health").status_code == 200
             break
         except httpx.TransportError:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    end(process)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url[1]}/_stcore/health")

@@ -59,7 +59,9 @@ def demo(invocation: Invocation, port: int | None, no_browser: bool, no_app: boo
     chosen = _port(port, app.free_port)
     address = f"http://{HOST}:{chosen}"
     environment = invocation.export_environment()
-    process = subprocess.Popen(app.command(HOST, chosen), env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        app.command(HOST, chosen), env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     try:
         _wait(process, address, time.monotonic)
         click.echo(f"pages  {address}\nstop with Ctrl-C")

@@ -1,4 +1,4 @@
-"""The pages as a process of their own: Streamlit on ``page.py``."""
+"""The pages as a process of their own: Streamlit on ``page.py``; see ``pages`` for how it ends with this one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def installed() -> bool:
 
 
 def command(host: str, port: int) -> list[str]:
-    """The command line that serves the pages."""
+    """The command line that serves the pages. Start it with a pipe as standard input: it ends when that is closed."""
     options = {
         "server.address": host,
         "server.port": str(port),
@@ -44,7 +44,7 @@ def command(host: str, port: int) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "streamlit",
+        "vllm_slo.serving.pages",
         "run",
         str(page),
         *(f"--{key}={value}" for key, value in options.items()),
@@ -73,7 +73,7 @@ class App:
         self._process = await asyncio.create_subprocess_exec(
             *command(self.settings.host, self.port),
             env=dict(self.settings.environment),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
         )
         self._watch = asyncio.create_task(self._until_end(self._process))
