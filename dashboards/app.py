@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -13,12 +13,13 @@ from vllm_slo.analytics.counts import answerable
 from vllm_slo.analytics.extent import extent
 from vllm_slo.analytics.health import ReceiverState
 from vllm_slo.analytics.query import QueryError, Reader
+from vllm_slo.analytics.silence import Silence, silence
 from vllm_slo.dashboards.answers import Answers, Snapshot, lost_a_file
 from vllm_slo.dashboards.filters import filters
 from vllm_slo.dashboards.overview import overview
 from vllm_slo.dashboards.palette import Palette, palette
 from vllm_slo.dashboards.stylesheet import stylesheet
-from vllm_slo.dashboards.units import range_text
+from vllm_slo.dashboards.units import count_text, range_text
 from vllm_slo.exporters.errors import SloError
 
 LIVE_SECONDS = 10
@@ -85,6 +86,7 @@ def _draw(settings: AppSettings, snapshot: Snapshot, colours: Palette) -> None:
     found = snapshot.ask(extent)
     if found is None:
         _title("")
+        _silent(snapshot.ask(silence, None))
         _empty(settings)
         return
     title = st.empty()
@@ -93,11 +95,24 @@ def _draw(settings: AppSettings, snapshot: Snapshot, colours: Palette) -> None:
         return
     answered = snapshot.ask(answerable, selection)
     _title(range_text(answered.selection.start, answered.selection.end), title)
+    _silent(snapshot.ask(silence, found.end))
     overview(snapshot, answered, found, settings.buckets, settings.receiver(), colours, now)
 
 
 def _title(range_shown: str, place: st.delta_generator.DeltaGenerator | None = None) -> None:
     (place or st).html(f"<div class='slo-title'><h2>Latency overview</h2><span>{escape(range_shown)}</span></div>")
+
+
+def _silent(found: Sequence[Silence]) -> None:
+    """A warning above everything else, whatever is selected: figures that end with the newest request look healthy."""
+    if not found:
+        return
+    each = ", ".join(f"{silent.instance}: {count_text(silent.missing)}" for silent in found)
+    st.warning(
+        f"Spans are missing since {min(silent.since for silent in found):%-d %b %H:%M:%S} UTC. vLLM counted requests "
+        f"as finished that are not here ({each}). `vllm-slo doctor` on its address and start line finds why it sends "
+        "none; `vllm-slo status` shows spans that were refused or wait."
+    )
 
 
 def _empty(settings: AppSettings) -> None:
