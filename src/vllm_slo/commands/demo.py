@@ -19,6 +19,7 @@ from vllm_slo.commands.invocation import Invocation
 from vllm_slo.exporters.errors import SloError
 
 HOST = "127.0.0.1"
+PORT = 8501
 START_SECONDS = 60.0
 
 
@@ -56,7 +57,8 @@ def demo(invocation: Invocation, port: int | None, no_browser: bool, no_app: boo
 
     if not app.installed():
         raise ModuleNotFoundError("No module named 'streamlit'", name="streamlit")
-    chosen = _port(port, app.free_port)
+    app.check(HOST, port or 0, "--port")
+    chosen = port or (PORT if port is None and app.is_free(HOST, PORT) else app.free_port(HOST))
     address = f"http://{HOST}:{chosen}"
     environment = invocation.export_environment()
     process = subprocess.Popen(
@@ -116,26 +118,6 @@ def _models(samples: Path) -> tuple[tuple[str, str], ...]:
     columns = ["service_instance_id", "model"]
     rows = pq.read_table(pa.BufferReader(gzip.decompress(samples.read_bytes())), columns=columns).to_pylist()
     return tuple(sorted({(row["service_instance_id"], row["model"]) for row in rows}))
-
-
-def _port(wanted: int | None, free_port: Callable[[str], int]) -> int:
-    if wanted:
-        return wanted
-    if wanted is None and _is_free(8501):
-        return 8501
-    return free_port(HOST)
-
-
-def _is_free(port: int) -> bool:
-    import socket
-
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
 
 
 def _has_display(environment: dict[str, str]) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from vllm_slo.exporters.errors import SloError
+
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +58,26 @@ def free_port(host: str) -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nothing listens on the port."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def check(host: str, port: int, option: str) -> None:
+    """Raises SloError when the port is taken: whoever opens the address would see the pages of another lake."""
+    if port and not is_free(host, port):
+        raise SloError(
+            f"{option} {port}: {host}:{port} cannot be had, something else may serve its pages there, "
+            f"such as the demo or another `up`; stop that, or give {option} 0 or another port"
+        )
 
 
 class App:

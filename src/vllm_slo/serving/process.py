@@ -26,7 +26,7 @@ from vllm_slo.exporters.receiver.spool import Spool
 from vllm_slo.exporters.receiver.state import COUNTERS_FILE
 from vllm_slo.exporters.receiver.tally import Tally
 from vllm_slo.exporters.schema import TABLES
-from vllm_slo.serving.app import App, AppSettings
+from vllm_slo.serving.app import App, AppSettings, check
 from vllm_slo.serving.draining import Commit, Draining
 from vllm_slo.serving.periodic import Periodic
 
@@ -76,6 +76,8 @@ def serve(settings: ServeSettings, ready: Callable[[Addresses], None]) -> None:
     ``ready`` is called once everything listens.
     """
     settings.receiver.check()
+    if settings.app is not None:
+        check(settings.app.host, settings.app.port, "--app-port")
     spool = Spool.open(settings.spool)
     try:
         _run(_serve(settings, spool, ready))
