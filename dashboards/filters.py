@@ -13,12 +13,12 @@ from vllm_slo.dashboards import names
 
 PRESETS: dict[str, timedelta | None] = {
     "All data": None,
-    "Last 15 minutes": timedelta(minutes=15),
-    "Last hour": timedelta(hours=1),
-    "Last 6 hours": timedelta(hours=6),
-    "Last 24 hours": timedelta(hours=24),
-    "Last 7 days": timedelta(days=7),
-    "Last 30 days": timedelta(days=30),
+    "Newest 15 minutes": timedelta(minutes=15),
+    "Newest hour": timedelta(hours=1),
+    "Newest 6 hours": timedelta(hours=6),
+    "Newest 24 hours": timedelta(hours=24),
+    "Newest 7 days": timedelta(days=7),
+    "Newest 30 days": timedelta(days=30),
 }
 """Ranges that end with the newest data, not with the clock: a recording keeps showing what it holds."""
 CUSTOM = "Custom"
@@ -28,7 +28,7 @@ OLD = timedelta(hours=1)
 
 def default_preset(extent: Extent, now: datetime) -> str:
     """The last hour while data arrives; everything once the newest data is older than that."""
-    return "All data" if now - extent.end > OLD else "Last hour"
+    return "All data" if now - extent.end > OLD else "Newest hour"
 
 
 def preset_range(preset: str, extent: Extent) -> tuple[datetime, datetime]:

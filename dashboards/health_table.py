@@ -33,12 +33,14 @@ def _receiver(fresh: Freshness | None, receiver: ReceiverState, now: datetime) -
     if fresh is not None:
         rows.append(("received", _when(fresh.last_received, now)))
     if receiver.counted_at is None:
-        return [*rows, ("receiver", "none has run on this lake")]
+        return [*rows, ("receiver", "unknown: no spool of one here")]
+    counted_at = _when(receiver.counted_at, now)
     waits = "nothing waits"
     if receiver.waiting_bytes:
         since = f", {age_text(now - receiver.waiting_since)}" if receiver.waiting_since else ""
         waits = f"{bytes_text(receiver.waiting_bytes)}{since}"
-    rows += [("spool, not yet in the lake", waits), ("spans accepted", count_text(receiver.accepted))]
+    rows += [("spool, not yet in the lake", waits), ("counted since its first start, until", counted_at)]
+    rows += [("spans accepted", count_text(receiver.accepted))]
     rows += [("duplicates removed", count_text(receiver.duplicates))]
     rows += [(f"refused: {names.reason(r)}", count_text(n)) for r, n in sorted(receiver.refused.items())]
     if not receiver.refused:

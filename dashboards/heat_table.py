@@ -77,8 +77,8 @@ def _cell(
     if cell is None:
         return f"<td class='none' {where}>no data</td>"
     n = f"n={count_text(cell.rows)}"
-    every = " · ".join(f"{quantile_text(q)} {seconds_text(v)}" for q, v in zip(QUANTILES, cell.values, strict=True))
-    tip = f"title='{n} · {every} · max {seconds_text(cell.maximum)}'"
+    known = [f"{quantile_text(q)} {seconds_text(cell.value(q))}" for q in QUANTILES if cell.enough(q)]
+    tip = f"title='{' · '.join([n, *known, f'max {seconds_text(cell.maximum)}'])}'"
     if not cell.enough(quantile):
         return (
             f"<td class='few' {where} {tip}><span class='value'>max {seconds_text(cell.maximum)}</span>"

@@ -29,7 +29,7 @@ from vllm_slo.dashboards.health_table import health_table
 from vllm_slo.dashboards.heat_table import heat_table
 from vllm_slo.dashboards.palette import Palette
 from vllm_slo.dashboards.phases_figure import phases_figure
-from vllm_slo.dashboards.series_figure import series_figure
+from vllm_slo.dashboards.series_figure import series_figure, thin_note
 from vllm_slo.dashboards.summary import summary, tiles
 from vllm_slo.dashboards.units import count_text, percent_text, quantile_text, step_text
 
@@ -176,7 +176,8 @@ def _series(view: View) -> None:
     found = view.snapshot.ask(series, view.selection, view.counts.basis, metric, step)
     events = view.snapshot.ask(marks, view.selection)
     st.plotly_chart(series_figure(found, events, view.palette), key="series", theme=None, config=CONFIG)
-    st.html(f"<p class='slo-note'>{count_text(sum(found.rows))} requests, {_basis(view.counts)}.</p>")
+    note = f"{count_text(sum(found.rows))} requests, {_basis(view.counts)}. {thin_note(found)}"
+    st.html(f"<p class='slo-note'>{note}</p>")
     if events:
         with st.expander(f"Events in this range: {count_text(len(events))}"):
             st.html(event_table(events))

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from vllm_slo.analytics.marks import Mark
+from vllm_slo.analytics.percentiles import needed
 from vllm_slo.analytics.series import SERIES_QUANTILES, Series
 from vllm_slo.dashboards.figure import SMALL, Json, layout, time_axis, value_axis, words
 from vllm_slo.dashboards.palette import Palette
-from vllm_slo.dashboards.units import quantile_text, seconds_text, step_text
+from vllm_slo.dashboards.units import count_text, quantile_text, seconds_text, step_text
 
 _DASHES = {0.5: "dot", 0.95: "dash", 0.99: "solid"}
 _WIDTHS = {0.5: 1.6, 0.95: 1.8, 0.99: 2.4}
@@ -60,6 +61,19 @@ def series_figure(series: Series, marks: Sequence[Mark], palette: Palette) -> Js
     figure["shapes"] += shapes
     figure["annotations"] += titles
     return {"data": data, "layout": figure}
+
+
+def thin_note(series: Series) -> str:
+    """A sentence where steps have fewer requests than their highest percentile needs."""
+    quantile = max(SERIES_QUANTILES)
+    drawn = [rows for rows in series.rows if rows]
+    thin = sum(rows < needed(quantile) for rows in drawn)
+    if not thin:
+        return ""
+    few = (
+        f"{count_text(thin)} of {count_text(len(drawn))} steps have fewer than {count_text(needed(quantile))} requests"
+    )
+    return f"{few}: their {quantile_text(quantile)} lies near the slowest request."
 
 
 def _latency_axis(series: Series) -> Json:

@@ -15,17 +15,19 @@ from vllm_slo.dashboards.app import AppSettings, run
 from vllm_slo.exporters.receiver import segment, tally
 
 LAKE_VARIABLE = "VLLM_SLO_LAKE"
+SPOOL_VARIABLE = "VLLM_SLO_SPOOL"
 # Where `up` keeps the receiver's counts, in the spool folder. (Streamlit would show a bare string here on the page.)
 COUNTERS_FILE = "counters.json"
 
 
-def settings(config: Config, lake: str) -> AppSettings:
-    """What the app needs, from the configuration and the place of the lake."""
+def settings(config: Config, lake: str, spool: str | None = None) -> AppSettings:
+    """What the app needs, from the configuration, the place of the lake, and the spool where it is not in the lake."""
+    folder = Path(spool) if spool else None if "://" in lake else Path(lake) / "spool"
     return AppSettings(
         lake=lake,
         buckets=config.bucket_settings().names,
         open_reader=partial(_open_reader, config, lake),
-        receiver=partial(receiver_state, Path(lake) / "spool") if "://" not in lake else ReceiverState,
+        receiver=partial(receiver_state, folder) if folder else ReceiverState,
     )
 
 
@@ -72,7 +74,8 @@ def main() -> None:
     """Draw the page of the lake that the environment or the configuration names."""
     config = find()
     lake = os.environ.get(LAKE_VARIABLE) or config.lake
-    run(settings(config, lake if "://" in lake else str(Path(lake).absolute())))
+    spool = os.environ.get(SPOOL_VARIABLE)
+    run(settings(config, lake if "://" in lake else str(Path(lake).absolute()), spool))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from streamlit.testing.v1 import AppTest
 import vllm_slo.page
 from fixtures.latency_lake import BUCKETS, Request, fill, recorded, table, traffic
 from vllm_slo.analytics import rollup
-from vllm_slo.page import LAKE_VARIABLE, receiver_state
+from vllm_slo.config import Config
+from vllm_slo.page import LAKE_VARIABLE, receiver_state, settings
 
 PAGE = vllm_slo.page.__file__
 
@@ -154,6 +155,15 @@ def test_every_choice_of_the_page_draws(open_page: AppTest, tmp_path: Path, capt
             page = control.set_value(control.options[option]).run()
             assert not page.exception
             assert not page.error
+
+
+def test_the_spool_of_the_receiver_is_found_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "counters.json").write_text('{"spans_accepted": {"grpc": 7}}')
+    told = settings(Config(), str(tmp_path), str(tmp_path / "elsewhere"))
+    assert told.receiver().accepted == 7
+    assert settings(Config(), str(tmp_path)).receiver().counted_at is None
+    assert settings(Config(), "s3://bucket/lake").receiver().counted_at is None
 
 
 def test_the_spool_tells_what_waits_and_what_was_refused(tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ def test_a_cell_gives_figure_and_count_and_the_worst_is_marked_in_words() -> Non
     assert cells["b|short"].split() == ["500", "ms", "n=1,000"]
 
 
+def test_pointing_at_a_cell_gives_only_percentiles_with_enough_requests() -> None:
+    html = heat_table(table([cell("short", "a", 150, 2.0)]), 0.5, 150, 0, ["short"], LIGHT)
+    assert "title='n=150 · P50 250 ms · P90 500 ms · max 3.00 s'" in html
+
+
 def test_a_missing_combination_says_no_data_and_a_thin_one_how_thin_it_is() -> None:
     thin = cell("long", "a", 37, 4.0)
     html = heat_table(table([cell("short", "a", 2000, 2.0), thin]), 0.99, 2037, 0, ["short", "medium", "long"], LIGHT)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PROGRAM = "vllm-slo"
 LAKE_VARIABLE = "VLLM_SLO_LAKE"
 CONFIG_VARIABLE = "VLLM_SLO_CONFIG"
+SPOOL_VARIABLE = "VLLM_SLO_SPOOL"
+"""Tells the pages where the receiver that started them keeps its spool."""
 
 
 @dataclass
