@@ -257,7 +257,7 @@ class Config(_Section):
         """What the decoders must know."""
         text = self.receiver.prompt_text_attributes
         built_in = PROMPT_TEXT_ATTRIBUTES if text.replace is None else text.replace
-        scraped = {s.instance: s.model for s in self.scrape if s.instance and s.model}
+        scraped = {s.instance or _host_and_port(s.url): s.model for s in self.scrape if s.model}
         return DecodeSettings(
             prompt_text_attributes=(*built_in, *text.extend),
             shard_rules=tuple(ShardRule(rule.attribute, rule.pattern, rule.shard) for rule in self.shards),
@@ -337,6 +337,13 @@ def _anchored(config: Config, folder: Path) -> Config:
     if receiver.tls is not None:
         changed["tls"] = TlsConfig(certificate=at(receiver.tls.certificate), key=at(receiver.tls.key))
     return config.model_copy(update={"lake": at(config.lake), "receiver": receiver.model_copy(update=changed)})
+
+
+def _host_and_port(url: str) -> str:
+    """The instance that an address stands for."""
+    from vllm_slo.exporters.vllm.scrape import parse_target
+
+    return parse_target(url).instance
 
 
 class _UniqueKeys(yaml.SafeLoader):

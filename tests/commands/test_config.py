@@ -201,6 +201,11 @@ def test_shard_rules_and_models_reach_the_decoders() -> None:
     assert dict(settings.models) == {"one": "m1", "two": "m2"}
 
 
+def test_the_model_of_a_scraped_server_without_a_name_is_that_of_its_host_and_port() -> None:
+    settings = parse("scrape: [{url: 'http://h:1/metrics', model: m}]", HERE).decode_settings()
+    assert dict(settings.models) == {"h:1": "m"}
+
+
 def test_null_keeps_rows_for_good() -> None:
     retention = parse("retention: {requests_days: null, total_bytes: 100 GB}", HERE).retention_settings()
     assert retention.requests_days > 36_500

@@ -17,6 +17,9 @@ import httpx
 import pytest
 
 from vllm_slo.analytics.lake import Lake
+from vllm_slo.commands.invocation import Invocation
+from vllm_slo.commands.up import _scrape
+from vllm_slo.config import parse
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.serving.process import default_spool
 
@@ -185,3 +188,11 @@ def wait_for_pages(url: str) -> None:
         except httpx.TransportError:
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+def test_a_configured_target_keeps_its_shard_without_a_name() -> None:
+    config = parse("scrape: [{url: 'http://h:1/metrics', shard: long}, {url: 'http://h:2'}]", Path("c.yaml"))
+    invocation = Invocation()
+    invocation.__dict__["config"] = config
+    (group,) = _scrape(invocation, ())
+    assert [(target.instance, target.shard) for target in group.targets] == [("h:1", "long"), ("h:2", None)]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from vllm_slo.commands.invocation import SPOOL_VARIABLE
+
 if TYPE_CHECKING:
     from vllm_slo.commands.invocation import Invocation
     from vllm_slo.exporters.vllm.metrics import Target
@@ -99,14 +101,16 @@ def _settings(invocation: Invocation, options: Options) -> ServeSettings:
         tls = Tls(Path(config.receiver.tls.certificate), Path(config.receiver.tls.key))
     token_file = options["token_file"] or config.receiver.token_file
     token = read_token(Path(token_file)) if token_file else os.environ.get(TOKEN_VARIABLE) or None
+    lake = invocation.lake_location
+    spool = default_spool(lake, options["spool"])
     app = None
     if not options["no_app"] and installed():
         port = config.app.port if options["app_port"] is None else options["app_port"]
-        app = AppSettings(config.app.host, port, invocation.export_environment())
-    lake = invocation.lake_location
+        environment = {**invocation.export_environment(), SPOOL_VARIABLE: str(spool)}
+        app = AppSettings(config.app.host, port, environment)
     return ServeSettings(
         lake=lake,
-        spool=default_spool(lake, options["spool"]),
+        spool=spool,
         receiver=ReceiverSettings(
             grpc=options["grpc"] or config.receiver.grpc,
             http=options["http"] or config.receiver.http,
@@ -140,7 +144,7 @@ def _scrape(invocation: Invocation, named: tuple[str, ...]) -> tuple[ScrapeSetti
     for text in named:
         groups.setdefault(INTERVAL_SECONDS, []).append(parse_target(text))
     for target in configured:
-        name = "" if target.instance is None else f"={target.instance}" + (f"@{target.shard}" if target.shard else "")
+        name = f"={target.instance or ''}" + (f"@{target.shard}" if target.shard else "")
         groups.setdefault(target.interval_seconds, []).append(parse_target(target.url + name))
     return tuple(ScrapeSettings(tuple(targets), seconds) for seconds, targets in groups.items())
 
