@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -15,12 +17,18 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner, Result
 
+import lake_rows
 from importing import content, rows
+from lake_rows import NOON, request
+from vllm_slo.analytics import rollup
+from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.lake import Lake
 from vllm_slo.commands.demo import default_lake
 from vllm_slo.commands.group import group
 from vllm_slo.exporters.receiver.segment import Record
 from vllm_slo.exporters.receiver.spool import Spool
 from vllm_slo.exporters.receiver.tally import SPANS_REFUSED, Tally
+from vllm_slo.exporters.schema import ENGINE_SAMPLES, REQUESTS
 
 SHARDS = {"general-0": 755, "general-1": 748, "long-0": 126, "short-0": 1385}
 """Requests of each server in the recording."""
@@ -163,3 +171,16 @@ def test_status_of_an_empty_lake_has_no_row_and_no_fault(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "newest request ended never" in done.stdout
     assert "none yet" in done.stdout
+
+
+def test_an_instance_whose_coverage_is_unknown_says_why(tmp_path: Path) -> None:
+    made = Lake.open(tmp_path / "lake")
+    unnamed = lake_rows.rows(REQUESTS, [request(0, service_instance_id=None)])
+    made.append("requests", unnamed)
+    made.append("rollups", rollup.rows(unnamed, Buckets()))
+    counter = [{"time": NOON + timedelta(seconds=at), "requests_finished_total": at} for at in (0.0, 5.0)]
+    scraped = [{**sample, "source": "scrape", "service_instance_id": "host:8000"} for sample in counter]
+    made.append("engine_samples", lake_rows.rows(ENGINE_SAMPLES, scraped))
+    shown = slo("--lake", tmp_path / "lake", "status").stdout
+    assert re.search(r"host:8000 +0 +unknown *\n", shown)
+    assert "host:8000 is unknown: no span names this instance" in shown

@@ -102,10 +102,13 @@ def _print(report: dict[str, Any]) -> None:
     click.echo()
     if report["coverage"]:
         covered = [
-            (c["instance"], f"{c['received']:,}", "not scraped" if c["finished"] is None else f"{c['finished']:,}")
+            (c["instance"], f"{c['received']:,}", "unknown" if c["covered"] is None else f"{c['finished']:,}")
             for c in report["coverage"]
         ]
         write_counts(("instance, newest day of the data", "spans received", "finished in vLLM"), covered, sys.stdout)
+        for each in report["coverage"]:
+            if each["reason"] is not None:
+                click.echo(f"{each['instance']} is unknown: {each['reason']}")
         click.echo()
     _print_spool(report["spool"], now)
 
