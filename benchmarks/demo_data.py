@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("recordings", type=Path, help="folder with the recordings light and lightshard")
     parser.add_argument("--output", type=Path, default=TARGET, help="folder to write to")
+    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     tables: list[pa.Table] = []
     rows: list[dict[str, object]] = []
@@ -68,6 +70,9 @@ def main() -> None:
     files["events.parquet.gz"] = packed(events.table(sorted(rows, key=lambda row: (row["time"], row["event_id"]))))
     for name, content in files.items():
         (options.output / name).write_bytes(content)
+    if options.json:
+        sizes = {name: len(content) for name, content in files.items()}
+        options.json.write_text(json.dumps({"samples": every.num_rows, "events": len(rows), "bytes": sizes}) + "\n")
     print(f"{sum(map(len, files.values()))} bytes in {len(files)} files in {options.output}")
 
 
