@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+settings.register_profile("house", deadline=None)  # a busy machine is no fault
+settings.load_profile("house")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

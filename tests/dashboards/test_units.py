@@ -3,7 +3,7 @@ from __future__ import annotations
 import doctest
 from datetime import UTC, datetime
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_slo.dashboards import units
@@ -14,7 +14,6 @@ def test_the_examples_in_the_docstrings_hold() -> None:
     assert (failed, tried >= 5) == (0, True)
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=1e-6, max_value=1e4))
 def test_a_duration_reads_back_within_its_three_digits(seconds: float) -> None:
     number, unit = units.seconds_text(seconds).split(" ")
