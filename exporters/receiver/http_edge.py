@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from vllm_slo.exporters.receiver import rpc
 from vllm_slo.exporters.receiver.bearer import bears
@@ -28,6 +30,10 @@ from vllm_slo.exporters.receiver.settings import Limits, ReceiverError, Receiver
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
+GRPC_ON_HTTP_PORT = "grpc_on_http_port"
+_HTTP_2_PREFACE = b"PRI * HTTP/2.0"
+"""What a gRPC client without TLS says first (RFC 9113, section 3.4)."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -126,10 +132,11 @@ def application(
 class HttpEdge:
     """The HTTP server of an application; ``port`` is known after ``start``."""
 
-    def __init__(self, settings: ReceiverSettings, app: Starlette) -> None:
+    def __init__(self, settings: ReceiverSettings, app: Starlette, intake: Intake) -> None:
         self.port = 0
         self._settings = settings
         self._app = app
+        self._intake = intake
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -143,6 +150,7 @@ class HttpEdge:
             listening = _listen(host, port)
             config = uvicorn.Config(
                 self._app,
+                http=_protocol(self._intake, address, self._settings.grpc),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -177,6 +185,30 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield
+
+
+def _protocol(intake: Intake, http: str, grpc: str | None) -> type[asyncio.Protocol]:
+    """HTTP/1.1 that knows a gRPC client when it meets one: a vLLM that was given this address and not the protocol."""
+    message = (
+        f"somebody speaks gRPC to --http {http}, and their spans are lost: start vLLM with "
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf"
+        + (f", or with --otlp-traces-endpoint grpc://{grpc}" if grpc else "")
+    )
+    said = False
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a name for one of two classes
+        def data_received(self, data: bytes) -> None:
+            nonlocal said
+            if not data.startswith(_HTTP_2_PREFACE):
+                super().data_received(data)
+                return
+            intake.count_refused(Unusable(GRPC_ON_HTTP_PORT, message), "http_protobuf")
+            if not said:
+                _log.warning("%s", message)
+                said = True
+            self.send_400_response("this port speaks HTTP/1.1; send gRPC to the other one")
+
+    return Protocol
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -62,6 +62,7 @@ class Receiver:
                     json_to_protobuf,
                     lambda: generate_latest(registry),
                 ),
+                self.intake,
             )
             if settings.http is not None
             else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+import re
 import socket
 import ssl
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import orjson
 import pytest
@@ -59,6 +61,23 @@ def test_protobuf_is_acknowledged_once_on_disk(running: Running, client: httpx.C
     reply = client.post("/v1/traces", content=sent, headers=PROTOBUF)
     assert (reply.status_code, reply.headers["content-type"], reply.content) == (200, "application/x-protobuf", b"")
     assert running.spooled() == [sent]
+
+
+def test_a_grpc_client_at_the_http_port_is_told_counted_and_turned_away(
+    running: Running, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{running.receiver.http_port}") as channel:
+        call = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+        with pytest.raises(grpc.RpcError, match=r"Trying to connect an http1\.x server"):
+            call(body(1), timeout=10)
+    with socket.create_connection(("127.0.0.1", running.receiver.http_port)) as other:
+        other.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert other.recv(100).startswith(b"HTTP/1.1 400")
+    assert sum("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf" in text for text in caplog.messages) == 1
+    counted = re.search(r'spans_refused_total\{reason="grpc_on_http_port"\} (\d+)', client.get("/metrics").text)
+    assert counted
+    assert int(counted[1]) >= 2
+    assert client.post("/v1/traces", content=body(1), headers=PROTOBUF).status_code == 200
 
 
 def test_json_keeps_the_ids_that_were_sent(running: Running, client: httpx.Client) -> None:
