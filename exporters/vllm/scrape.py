@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -91,6 +92,9 @@ def parse_target(text: str) -> Target:
         raise SloError(f"--scrape {text}: {error}; write http://HOST:PORT=INSTANCE") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SloError(f"--scrape {text}: not an http or https address; write http://HOST:PORT=INSTANCE")
+    host, _, group = parts.netloc.rpartition("@")
+    if not name and ":" not in group and re.fullmatch(r"[^@:]+:\d+", host):
+        raise SloError(f"--scrape {text}: @{group} follows no instance; write http://{host}=INSTANCE@{group}")
     if parts.query or parts.fragment:
         raise SloError(f"--scrape {text}: a metrics address has no query; write http://HOST:PORT=INSTANCE")
     path = parts.path.rstrip("/") or "/metrics"
@@ -192,7 +196,7 @@ class Scraper:
             self._failed(target, f"{type(error).__name__}: {error}")
             return False
         if state.failing:
-            _log.info("scraping %s (%s) works again", target.url, target.instance)
+            _log.warning("scraping %s (%s) works again", target.url, target.instance)
         empty = "the page has no vLLM series: --disable-log-stats is set, or this is not a vLLM"
         self._states[target] = replace(
             state,

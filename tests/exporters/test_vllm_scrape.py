@@ -325,6 +325,12 @@ def test_a_saved_page_needs_the_name_of_its_instance() -> None:
         parse_target("./page.txt")
 
 
+def test_a_shard_without_an_instance_is_not_taken_for_a_host() -> None:
+    with pytest.raises(SloError, match=r"write http://127\.0\.0\.1:8000=INSTANCE@general"):
+        parse_target("http://127.0.0.1:8000@general")
+    assert parse_target("http://user:pass@host:8000").instance == "host:8000"
+
+
 def test_the_version_is_beside_the_page() -> None:
     assert version_url("http://a:8000/metrics") == "http://a:8000/version"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +76,7 @@ def serve(settings: ServeSettings, ready: Callable[[Addresses], None]) -> None:
     ``ready`` is called once everything listens.
     """
     settings.receiver.check()
+    _check_instances([target for group in settings.scrape for target in group.targets])
     if settings.app is not None:
         check(settings.app.host, settings.app.port, "--app-port")
     spool = Spool.open(settings.spool)
@@ -83,6 +84,18 @@ def serve(settings: ServeSettings, ready: Callable[[Addresses], None]) -> None:
         _run(_serve(settings, spool, ready))
     finally:
         spool.close()
+
+
+def _check_instances(targets: Sequence[Target]) -> None:
+    """Raises SloError when two targets share an instance: their counters would be read as one that keeps resetting."""
+    named: dict[str, Target] = {}
+    for target in targets:
+        other = named.setdefault(target.instance, target)
+        if other is not target:
+            raise SloError(
+                f"--scrape: {other.url} and {target.url} are both called {target.instance}; give each server "
+                "its own service.instance.id and write URL=INSTANCE"
+            )
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
