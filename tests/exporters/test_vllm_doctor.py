@@ -407,6 +407,11 @@ def test_a_server_that_cannot_be_reached_is_a_clear_error() -> None:
         look("http://h", client(lambda request: httpx.Response(404)), lambda: NOW)
 
 
+def test_a_saved_page_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SloError, match=r"none\.txt: no such file or folder; give a saved metrics page"):
+        look(str(tmp_path / "none.txt"), httpx.Client(), lambda: NOW)
+
+
 def test_a_saved_page_is_read_without_asking_anybody(tmp_path: Path) -> None:
     (tmp_path / "1796076931.txt").write_text(page_text("aborted"))
     with httpx.Client() as real:

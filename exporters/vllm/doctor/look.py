@@ -35,6 +35,8 @@ def look(source: str, client: httpx.Client, clock: Clock) -> Looked:
     path = Path(source)
     if "://" not in source and path.exists():
         return Looked(tuple((when, parse(text)) for when, text in pages(path)))
+    if source.startswith(("/", ".")):
+        raise SloError(f"{source}: no such file or folder; give a saved metrics page, or a server's http://HOST:PORT")
     url = parse_target(source).url
     try:
         response = client.get(url)
