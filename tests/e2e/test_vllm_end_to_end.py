@@ -176,11 +176,13 @@ def test_the_scrape_gives_the_engine_and_its_configuration(system: System, rows:
     assert rows
     (engine,) = query(
         system.lake,
-        "select shard, model, engine, any_value(vllm_version) as version, max(kv_blocks_total) as blocks,"
+        "select model, engine, last(shard order by time) as shard, any_value(vllm_version) as version,"
+        " max(kv_blocks_total) as blocks,"
         " max(kv_block_size_tokens) as block_size, max(prompt_tokens_total) as prompt_tokens,"
         " max(generation_tokens_total) as generation_tokens from engine_samples group by all",
     )
     assert (engine["model"], engine["engine"], engine["block_size"], engine["blocks"]) == (MODEL_NAME, "0", 32, 2600)
+    assert engine["shard"] == SHARD, "the page names no shard; the spans of the same instance do"
     assert engine["version"]
     assert engine["prompt_tokens"] == sum(row["prompt_tokens"] for row in rows.values())
     assert engine["generation_tokens"] == sum(row["completion_tokens"] for row in rows.values())
