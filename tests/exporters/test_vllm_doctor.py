@@ -322,6 +322,16 @@ def test_what_no_source_tells_is_unknown_and_never_ok() -> None:
     assert {finding.id for finding in findings if finding.severity == "note"} == ALWAYS_SAID
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "protocol"), [("$OTLP", "grpc"), ("http://${HOST}:4317", "grpc"), ("http://h:4318/v1/traces", "$P")]
+)
+def test_a_variable_of_the_shell_is_unknown_and_never_ok(endpoint: str, protocol: str) -> None:
+    subject = started(f"--otlp-traces-endpoint {endpoint}", {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol})
+    for check in ("tracing-endpoint", "tracing-protocol", "tracing-tls") if "$" in endpoint else ("tracing-protocol",):
+        (finding,) = answers(subject, check)
+        assert (finding.severity, finding.cure) == ("unknown", "Write its value into --command."), check
+
+
 def test_a_check_that_needs_the_command_is_unknown_with_the_page_alone() -> None:
     findings = examine(showing(page_text("multiprocess")))
     for check in CHECKS:

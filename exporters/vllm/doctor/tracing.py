@@ -57,6 +57,8 @@ def endpoint(subject: Subject) -> tuple[Answer, ...]:
         if subject.env and subject.env.get(ENDPOINT_VARIABLE):
             said += f" {ENDPOINT_VARIABLE} alone brings start-up spans of the workers only."
         return error(said, GRPC_CURE)
+    if "$" in address:
+        return _not_expanded(f"--{ENDPOINT} {address}")
     host = _split(address).hostname
     if command.container and not command.host_network and host in ("localhost", "127.0.0.1", "::1"):
         return warning(
@@ -73,6 +75,8 @@ def protocol(subject: Subject) -> tuple[Answer, ...]:
         return needs_command()
     if address is None:
         return ok("No address to look at.")
+    if "$" in address:
+        return _not_expanded(f"--{ENDPOINT} {address}")
     if subject.env is None:
         parts = _split(address)
         if _port(parts) == 4318 or parts.path.rstrip("/").endswith("/v1/traces"):
@@ -84,6 +88,8 @@ def protocol(subject: Subject) -> tuple[Answer, ...]:
             "The server's environment was not given.", f"Add --env {PROTOCOL_VARIABLE}=... (empty for none)."
         )
     chosen = subject.env.get(PROTOCOL_VARIABLE) or "grpc"
+    if "$" in chosen:
+        return _not_expanded(f"{PROTOCOL_VARIABLE}={chosen}")
     parts = _split(address)
     if chosen == "grpc":
         if _port(parts) == 4318 or parts.path.rstrip("/").endswith("/v1/traces"):
@@ -126,6 +132,8 @@ def transport_security(subject: Subject) -> tuple[Answer, ...]:
     if subject.command is None:
         return needs_command()
     address = subject.command.value(ENDPOINT)
+    if address is not None and "$" in address:
+        return _not_expanded(f"--{ENDPOINT} {address}")
     if address is None or _split(address).scheme not in ("https", "grpcs"):
         return ok("No TLS address.")
     cure = (
@@ -240,6 +248,12 @@ def receiver(subject: Subject) -> tuple[Answer, ...]:
     return error(
         f"{subject.receiver.endpoint} cannot be reached from here: {subject.receiver.how}.",
         "Start the receiver (vllm-slo up), and check the address, the port and the firewall.",
+    )
+
+
+def _not_expanded(text: str) -> tuple[Answer, ...]:
+    return unknown(
+        f"{text} holds a variable of the shell, whose value is not known here.", "Write its value into --command."
     )
 
 
