@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -46,7 +47,8 @@ TAIL_BY_HAND = (
 
 
 def queries(connection: duckdb.DuckDBPyConnection) -> dict[str, Callable[[], object]]:
-    """The page's queries by name: over the whole day, a ragged stretch of it, and one shard."""
+    """The page's queries by name: over the whole day, a ragged stretch of it, one shard, the last hour, and the longest
+    stretch of the longest prompts whose figures are exact."""
     found = extent(connection)
     assert found is not None, "the lake is empty"
     day = Selection.around(found.start, found.end)
@@ -59,7 +61,8 @@ def queries(connection: duckdb.DuckDBPyConnection) -> dict[str, Callable[[], obj
         "extent": lambda: extent(connection),
         "freshness": lambda: freshness(connection, found.end),
     }
-    for name, selection in (("day", day), ("ragged", ragged), ("shard", shard), ("hour", hour)):
+    exact = most_exact(connection, day)
+    for name, selection in (("day", day), ("ragged", ragged), ("shard", shard), ("hour", hour), ("exact", exact)):
         seen = answerable(connection, selection).counts
         step = step_for(selection, seen.counted, seen.basis, seen.finest)
         bound = on_selection(connection, selection, seen.basis, step)
@@ -69,6 +72,15 @@ def queries(connection: duckdb.DuckDBPyConnection) -> dict[str, Callable[[], obj
     named["by_hand_day_histogram"] = lambda: connection.sql(DAY_BY_HAND).fetchall()
     named["by_hand_tail_sums"] = lambda: connection.sql(TAIL_BY_HAND.format(bound=slow.tail_from)).fetchall()
     return named
+
+
+def most_exact(connection: duckdb.DuckDBPyConnection, day: Selection) -> Selection:
+    """A stretch of the day with the last bucket, cut at its start until it is answered from rows."""
+    selection = replace(day, buckets=Buckets().names[-1:])
+    while answerable(connection, selection).counts.basis != "rows":
+        kept = (selection.end - selection.start) * 0.97
+        selection = Selection.around(selection.end - kept, selection.end, buckets=selection.buckets)
+    return selection
 
 
 def on_selection(
