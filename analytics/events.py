@@ -44,6 +44,9 @@ def row(
         raise EventError(f"kind '{kind}' is unknown; write one of {', '.join(EVENT_KINDS)}")
     if not title.strip():
         raise EventError("the title is empty; write one line for people")
+    for name, text in (("id", event_id), ("shard", shard), ("instance", instance), ("model", model)):
+        if text is not None and not text.strip():
+            raise EventError(f"the {name} is empty, perhaps from a variable that is not set; write one or leave it out")
     if end_time is not None and end_time < time:
         raise EventError(f"the event ends at {end_time.isoformat()}, before it begins at {time.isoformat()}; swap them")
     moments = [moment.astimezone(UTC).isoformat() if moment else None for moment in (time, end_time)]

@@ -74,6 +74,20 @@ def test_the_same_call_adds_once_and_another_adds_another(tmp_path: Path) -> Non
     assert len(listed(tmp_path)) == 3
 
 
+@pytest.mark.parametrize("option", ["--id", "--shard", "--instance", "--model"])
+def test_what_an_unset_variable_leaves_is_refused(tmp_path: Path, option: str) -> None:
+    done = slo(tmp_path, "event", "add", "--kind", "deploy", "--title", "v2", option, "")
+    assert isinstance(done.exception, EventError)
+    assert "is empty, perhaps from a variable that is not set" in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lake_that_was_not_there_is_named(tmp_path: Path) -> None:
+    note = ("event", "add", "--kind", "note", "--title", "t")
+    assert slo(tmp_path / "typo", *note).stderr.startswith(f"new lake {tmp_path}/typo; ")
+    assert slo(tmp_path / "typo", *note).stderr == ""
+
+
 def test_several_processes_that_add_the_same_and_other_events_lose_and_double_none(tmp_path: Path) -> None:
     Lake.open(tmp_path / "lake")
     base = [sys.executable, "-m", "vllm_slo", "--lake", str(tmp_path / "lake"), "event", "add", "--kind", "note"]

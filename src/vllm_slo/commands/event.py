@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 
@@ -96,7 +97,10 @@ def add(
         model=model,
         event_id=event_id,
     )
+    new = "://" not in invocation.lake_location and not Path(invocation.lake_location).exists()
     added = events.add(invocation.open_lake(create=True), events.table([row]))
+    if new:
+        click.echo(f"new lake {invocation.lake_location}; --lake or VLLM_SLO_LAKE names another", err=True)
     if as_json:
         click.echo(json.dumps({**row, "added": bool(added)}, default=_iso))
     else:
