@@ -184,3 +184,12 @@ def test_an_instance_whose_coverage_is_unknown_says_why(tmp_path: Path) -> None:
     shown = slo("--lake", tmp_path / "lake", "status").stdout
     assert re.search(r"host:8000 +0 +unknown *\n", shown)
     assert "host:8000 is unknown: no span names this instance" in shown
+
+
+def test_requests_that_only_vllm_knows_of_are_told(tmp_path: Path) -> None:
+    made = Lake.open(tmp_path / "lake")
+    counter = [{"time": NOON + timedelta(seconds=at), "requests_finished_total": at / 10} for at in (0.0, 50.0, 130.0)]
+    scraped = [{**sample, "source": "scrape", "service_instance_id": "vllm-0"} for sample in counter]
+    made.append("engine_samples", lake_rows.rows(ENGINE_SAMPLES, scraped))
+    assert report(tmp_path / "lake")["missing_since"][0]["missing"] == 5
+    assert "spans are missing: vllm-0 finished 5 requests since" in slo("--lake", tmp_path / "lake", "status").stdout

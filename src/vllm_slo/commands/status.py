@@ -16,6 +16,7 @@ from vllm_slo.commands.invocation import Invocation
 if TYPE_CHECKING:
     from vllm_slo.analytics.coverage import Coverage
     from vllm_slo.analytics.query import Reader
+    from vllm_slo.analytics.silence import Silence
 
 _QUALITY_SQL = """
 select coalesce(quality, 'counts') as reason, count(*)::bigint as all_time,
@@ -53,6 +54,7 @@ def _report(invocation: Invocation, spool: Path | None, now: datetime) -> dict[s
     lake = reader.lake
     folder = spool or (Path(lake.path) / "spool" if lake.is_local else None)
     ((last,),) = _rows(reader, _LAST_SQL)
+    covered, silent = _coverage(reader)
     return {
         "lake": lake.path,
         "schema_version": SCHEMA_VERSION,
@@ -63,22 +65,25 @@ def _report(invocation: Invocation, spool: Path | None, now: datetime) -> dict[s
             {"reason": reason, "all_time": total, "last_day": day}
             for reason, total, day in _rows(reader, _QUALITY_SQL, [now - timedelta(days=1)])
         ],
-        "coverage": [dataclasses.asdict(each) | {"covered": each.covered} for each in _coverage(reader)],
+        "coverage": [dataclasses.asdict(each) | {"covered": each.covered} for each in covered],
+        "missing_since": [dataclasses.asdict(each) for each in silent],
         "spool": dataclasses.asdict(look(folder)) if folder else None,
     }
 
 
-def _coverage(reader: Reader) -> tuple[Coverage, ...]:
-    """Coverage of each instance over the newest day of the data."""
+def _coverage(reader: Reader) -> tuple[tuple[Coverage, ...], tuple[Silence, ...]]:
+    """Coverage of each instance over the newest day of the data, and what vLLM alone knows of since then."""
     from vllm_slo.analytics.coverage import coverage
     from vllm_slo.analytics.extent import extent
     from vllm_slo.analytics.selection import Selection
+    from vllm_slo.analytics.silence import silence
 
     connection = reader.cursor()
     known = extent(connection)
     if known is None:
-        return ()
-    return coverage(connection, Selection.around(max(known.start, known.end - _COVERED), known.end))
+        return (), silence(connection, None)
+    day = Selection.around(max(known.start, known.end - _COVERED), known.end)
+    return coverage(connection, day), silence(connection, known.end)
 
 
 def _rows(reader: Reader, sql: str, parameters: list[object] | None = None) -> list[tuple[Any, ...]]:
@@ -110,6 +115,12 @@ def _print(report: dict[str, Any]) -> None:
             if each["reason"] is not None:
                 click.echo(f"{each['instance']} is unknown: {each['reason']}")
         click.echo()
+    for each in report["missing_since"]:
+        click.echo(
+            f"spans are missing: {each['instance']} finished {each['missing']:,} requests since "
+            f"{each['since']:%Y-%m-%d %H:%M:%S} UTC that are not in the lake; `vllm-slo doctor` on its address and "
+            "start line finds why\n"
+        )
     _print_spool(report["spool"], now)
 
 
