@@ -65,7 +65,8 @@ class GrpcEdge:
                 pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
                 self.port = server.add_secure_port(where, grpc.ssl_server_credentials([pair]))
         except (RuntimeError, OSError) as error:
-            raise ReceiverError(f"--grpc {address}: {error}; free the port or choose another") from error
+            found = str(error).partition("; set GRPC_VERBOSITY")[0]
+            raise ReceiverError(f"--grpc {address}: {found}; free the port or choose another") from error
         await server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self._health.set(TRACE_SERVICE, health_pb2.HealthCheckResponse.SERVING)

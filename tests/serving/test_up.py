@@ -104,8 +104,15 @@ def test_an_address_in_use_ends_it_with_the_cure(tmp_path: Path) -> None:
     second = start(tmp_path / "other", "--no-app", "--grpc", port[1])
     _, errors = second.communicate(timeout=20)
     assert second.returncode == 1
-    assert "free the port or choose another" in errors
+    refused = f"--grpc {port[1]}: Failed to bind to address {port[1]}; free the port or choose another"
+    assert errors == f"vllm-slo: {refused}\n"
     end(first)
+
+
+def test_a_lake_that_is_a_file_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "lake").write_text("")
+    _, errors = start(tmp_path, "--no-app").communicate(timeout=20)
+    assert errors == f"vllm-slo: {tmp_path}/lake: is a file; a lake is a folder: name another place with --lake\n"
 
 
 def test_half_a_tls_pair_is_refused(tmp_path: Path) -> None:
@@ -138,7 +145,7 @@ def test_scraped_pages_reach_the_lake(tmp_path: Path, captures: Path) -> None:
     server = HTTPServer(("127.0.0.1", 0), Page)
     Thread(target=server.serve_forever, daemon=True).start()
     process = start(tmp_path, "--no-app", "--scrape", f"http://127.0.0.1:{server.server_port}=general-0@general")
-    assert "as general-0" in told(process)
+    assert "as general-0, shard general" in told(process)
     time.sleep(1.5)
     end(process)
     server.shutdown()

@@ -78,6 +78,9 @@ def up(invocation: Invocation, /, **options: Unpack[Options]) -> None:
     Spans are acknowledged once they are on disk. Stop with Ctrl-C or SIGTERM; kill -9 loses no acknowledged span.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Read when gRPC is loaded. Its own lines about a port that it is refused and about the fork that starts the pages
+    # look like faults; what matters is in our messages.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from vllm_slo.serving.process import serve
 
     settings = _settings(invocation, options)
@@ -160,7 +163,9 @@ def _say(settings: ServeSettings, addresses: Addresses) -> None:
         host = receiver.http.rpartition(":")[0]
         lines.append(f"OTLP/HTTP  {scheme}://{host}:{addresses.http_port}/v1/traces   (/healthz, /metrics)")
     for group in settings.scrape:
-        lines += [f"scraping   {target.url} as {target.instance}" for target in group.targets]
+        for scraped in group.targets:
+            shard = f", shard {scraped.shard}" if scraped.shard else ""
+            lines.append(f"scraping   {scraped.url} as {scraped.instance}{shard}")
     if settings.app and addresses.app_port:
         lines.append(f"pages      http://{settings.app.host}:{addresses.app_port}")
     if receiver.grpc:

@@ -76,6 +76,8 @@ def serve(settings: ServeSettings, ready: Callable[[Addresses], None]) -> None:
     ``ready`` is called once everything listens.
     """
     settings.receiver.check()
+    if "://" not in settings.lake and Path(settings.lake).is_file():
+        raise SloError(f"{settings.lake}: is a file; a lake is a folder: name another place with --lake")
     _check_instances([target for group in settings.scrape for target in group.targets])
     if settings.app is not None:
         check(settings.app.host, settings.app.port, "--app-port")
