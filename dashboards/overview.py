@@ -102,10 +102,11 @@ def _percentiles(view: View) -> None:
         label_visibility="collapsed",
     )
     left_out = sum(view.counts.left_out.values())
-    for pair in (METRICS[:2], METRICS[2:]):
-        for column, metric in zip(st.columns(2, gap="medium"), pair, strict=True):
-            table = view.tables[metric]
-            column.html(heat_table(table, quantile, view.counts.counted, left_out, view.buckets, view.palette))
+    drawn = [
+        heat_table(view.tables[metric], quantile, view.counts.counted, left_out, view.buckets, view.palette)
+        for metric in METRICS
+    ]
+    st.html(f"<div class='slo-heats'>{''.join(drawn)}</div>")
 
 
 def _covered(covered: Sequence[Coverage]) -> str:
@@ -115,9 +116,7 @@ def _covered(covered: Sequence[Coverage]) -> str:
     if not known:
         return "Coverage is unknown: no vLLM was scraped, so a request whose span was lost is not noticed."
     received, finished = (sum(pair[i] for pair in known) for i in (0, 1))
-    words = (
-        f"Coverage: spans of {count_text(received)} of {count_text(finished)} requests that vLLM counted as finished"
-    )
+    words = f"Coverage: spans of {count_text(received)} of {count_text(finished)} requests finished between scrapes"
     return f"{words}; unknown for {count_text(unknown)} more instances." if unknown else f"{words}."
 
 

@@ -24,6 +24,9 @@ def stylesheet(palette: Palette) -> str:
   font-variant-numeric: tabular-nums; }}
 .slo-tiles .figure small {{ font-size: .8rem; font-weight: 500; color: {palette.quiet}; margin-left: .4em; }}
 .slo-tiles .under {{ color: {palette.quiet}; font-size: .8rem; }}
+.slo-heats {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr));
+  gap: 1.1rem 1.6rem; }}
+.slo-heat {{ min-width: 0; }}
 .slo-heat h4 {{ font-size: .95rem; font-weight: 600; padding: 0 0 .35rem; margin: 0; color: {palette.text}; }}
 .slo-heat .scroll, .slo-health .scroll {{ overflow-x: auto; }}
 .slo-heat table {{ border-collapse: separate; border-spacing: 2px; width: 100%; margin: 0; border: none;

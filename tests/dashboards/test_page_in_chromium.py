@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -158,6 +159,29 @@ def test_a_link_with_filters_opens_that_selection(page: Page, demo: tuple[str, P
     assert page.locator(".slo-heat [data-cell^='general-0']").count() == 0
     page.screenshot(path=tmp_path / "filtered.png")
     assert complaints == []
+
+
+@pytest.mark.parametrize("width", [800, 1400])
+def test_tables_are_whole_at_every_width_and_times_are_utc_in_every_zone(
+    page: Page, demo: tuple[str, Path], tmp_path: Path, width: int
+) -> None:
+    address, _ = demo
+    assert page.context.browser is not None
+    context = page.context.browser.new_context(
+        viewport={"width": width, "height": 3600}, timezone_id="America/Los_Angeles"
+    )
+    try:
+        narrow = context.new_page()
+        narrow.goto(address)
+        narrow.wait_for_function(COMPLETE, timeout=60_000)
+        cut = "[...document.querySelectorAll('.slo-heat .scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert narrow.evaluate(cut) == 0
+        (start,) = re.findall(r"30 Nov 2026 (\d\d:\d\d) –", text_of(narrow, ".slo-title"))
+        ticks = narrow.locator(".js-plotly-plot .xtick text").all_text_contents()
+        assert any(tick.strip().startswith(start[:2]) for tick in ticks), (start, ticks)
+        narrow.screenshot(path=tmp_path / f"{width}.png", full_page=True)
+    finally:
+        context.close()
 
 
 def test_an_empty_lake_is_explained(page: Page, tmp_path: Path) -> None:
