@@ -22,7 +22,7 @@ def engine_figure(engines: Sequence[EngineSeries], step: timedelta, palette: Pal
     """Three panels over one range of time; a step without a sample is a gap. Engines differ in dash and shade."""
     times = engines[0].times
     span = [times[0].isoformat(), (times[-1] + step).isoformat()]
-    clock = "%H:%M" if times[-1] - times[0] <= timedelta(days=1) else None
+    clock = _clock(times[-1] + step - times[0])
     figure = layout(palette, height=250, margin={"t": 30, "b": 64, "l": 40, "r": 52})
     figure |= {"showlegend": True, "legend": {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "itemwidth": 50}}
     data = []
@@ -53,6 +53,13 @@ def engine_figure(engines: Sequence[EngineSeries], step: timedelta, palette: Pal
                 }
             )
     return {"data": data, "layout": figure}
+
+
+def _clock(span: timedelta) -> str | None:
+    """Format of the ticks: seconds where several ticks share a minute; None lets Plotly choose, with days."""
+    if span > timedelta(days=1):
+        return None
+    return "%H:%M" if span > timedelta(minutes=6) else "%H:%M:%S"
 
 
 def _shade(palette: Palette, index: int) -> str:
