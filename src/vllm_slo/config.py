@@ -135,7 +135,7 @@ class ScrapeConfig(_Section):
     instance: str | None = Field(
         default=None, examples=["vllm-0"], description="Its service.instance.id; null for host:port."
     )
-    shard: str | None = Field(default=None, examples=["long"], description="Its shard; null for the instance.")
+    shard: str | None = Field(default=None, examples=["long"], description="Its shard; null for that of its spans.")
     model: str | None = Field(default=None, examples=["llama-3-8b"], description="Its model; null for what it reports.")
     interval_seconds: float = Field(default=5.0, ge=0.1, strict=False, description="Seconds between two reads.")
 
