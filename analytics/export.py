@@ -14,6 +14,7 @@ import duckdb
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.query import create_views
+from vllm_slo.analytics.selection import literal
 from vllm_slo.analytics.views import quoted, view_sql
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.schema import SCHEMA_VERSION, TABLES, Table
@@ -40,7 +41,8 @@ def to_duckdb(
     """Write one DuckDB database with the tables of the lake in the schema `stored` and the views of the same names.
 
     The views have ids as hex text, the derived columns and `bucket`, as `vllm-slo query` shows them.
-    Rows are those of [``since``, ``until``); the table `export` says which, and from when.
+    Rows are those of [``since``, ``until``), rollups by the start of their minute, hour or day. The table `export` says
+    which, and from when.
     The file appears whole or not at all. Raises ExportError when it is there and ``force`` is not given.
     """
     with _draft(file, force) as draft, _reader(lake, buckets) as connection:
@@ -109,13 +111,9 @@ def _typed_view(connection: duckdb.DuckDBPyConnection, table: Table, buckets: Bu
 
 def _within(table: Table, since: datetime | None, until: datetime | None) -> str:
     time = table.time_column
-    tests = [f"{time} >= {_literal(since)}"] if since else []
-    tests += [f"{time} < {_literal(until)}"] if until else []
+    tests = [f"{time} >= {literal(since)}"] if since else []
+    tests += [f"{time} < {literal(until)}"] if until else []
     return " and ".join(tests) or "true"
-
-
-def _literal(moment: datetime) -> str:
-    return f"timestamptz '{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00'"
 
 
 def _iso(moment: datetime | None) -> str | None:

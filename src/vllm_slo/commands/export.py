@@ -39,6 +39,7 @@ def export(
 
     The files have the columns that queries see and need no vllm-slo to read. The database has views named as the
     tables: ids as hex text, derived columns, context bucket. Each file or folder appears whole or not at all.
+    Of rollups, --since and --until mean the start of the minute, hour or day.
 
     \b
     vllm-slo export --duckdb lake.duckdb --since 7d
