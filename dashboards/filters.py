@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import streamlit as st
@@ -45,8 +45,16 @@ def bucket_order(extent: Extent, configured: Sequence[str]) -> list[str | None]:
 
 def filters(extent: Extent, buckets: Sequence[str], now: datetime) -> Selection | None:
     """Draws the filters; None, with a word to the user, while a custom range ends before it starts."""
+    options = [*PRESETS, CUSTOM]
+    strange = _strangers(
+        {
+            "range": options,
+            "model": [names.model(value) for value in extent.models],
+            "shard": [names.shard(value) for value in extent.shards],
+            "bucket": [names.bucket(value) for value in bucket_order(extent, buckets)],
+        }
+    )
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        options = [*PRESETS, CUSTOM]
         preset = st.selectbox(
             "Time range (UTC)",
             options,
@@ -64,10 +72,17 @@ def filters(extent: Extent, buckets: Sequence[str], now: datetime) -> Selection 
         chosen = _choice("Context bucket", bucket_order(extent, buckets), names.bucket, "bucket")
         sources = _reporters(extent)
         st.toggle("Live", key="live", help="Draws the page anew every ten seconds.")
+    if strange:
+        st.warning(f"The address asks for what is not here, and was changed: {', '.join(strange)}.")
     if end <= start:
         st.warning("The range ends before it starts. Choose an end after the start.")
         return None
     return Selection.around(start, end, models, shards, chosen, sources)
+
+
+def _strangers(known: Mapping[str, Sequence[str]]) -> list[str]:
+    """Choices in the address that are not to be had; to be asked before the widgets, which remove them and show all."""
+    return [f"{key} {value}" for key in known for value in st.query_params.get_all(key) if value not in known[key]]
 
 
 def _reporters(extent: Extent) -> tuple[str | None, ...] | None:

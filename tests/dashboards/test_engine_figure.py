@@ -19,6 +19,6 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 )
 def test_ticks_of_a_short_range_tell_the_seconds(step: timedelta, ticks: str | None) -> None:
     times = (NOON, NOON + step, NOON + 2 * step)
-    engine = EngineSeries(name="a", times=times, values={gauge: (1.0, None, 2.0) for gauge in GAUGES})
+    engine = EngineSeries(name="a", times=times, values=dict.fromkeys(GAUGES, (1.0, None, 2.0)))
     layout = engine_figure([engine], step, palette("light"))["layout"]
     assert {layout[axis]["tickformat"] for axis in ("xaxis", "xaxis2", "xaxis3")} == {ticks}
