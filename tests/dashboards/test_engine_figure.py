@@ -15,7 +15,7 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 @pytest.mark.parametrize(
     ("step", "ticks"),
-    [(timedelta(seconds=15), "%H:%M:%S"), (timedelta(minutes=5), "%H:%M"), (timedelta(hours=12), None)],
+    [(timedelta(seconds=15), ":%S\n%H:%M"), (timedelta(minutes=5), "%H:%M"), (timedelta(hours=12), None)],
 )
 def test_ticks_of_a_short_range_tell_the_seconds(step: timedelta, ticks: str | None) -> None:
     times = (NOON, NOON + step, NOON + 2 * step)
