@@ -24,7 +24,8 @@ def engine_figure(engines: Sequence[EngineSeries], step: timedelta, palette: Pal
     span = [times[0].isoformat(), (times[-1] + step).isoformat()]
     clock = _clock(times[-1] + step - times[0])
     figure = layout(palette, height=250, margin={"t": 30, "b": 64, "l": 40, "r": 52})
-    figure |= {"showlegend": True, "legend": {"orientation": "h", "x": 0, "y": -0.26, "yanchor": "top", "itemwidth": 50}}
+    legend = {"orientation": "h", "x": 0, "y": -0.26, "yanchor": "top", "itemwidth": 50}
+    figure |= {"showlegend": True, "legend": legend}
     data = []
     for column, (gauge, domain) in enumerate(zip(GAUGES, PANELS, strict=True), start=1):
         axis = "" if column == 1 else str(column)
@@ -56,7 +57,7 @@ def engine_figure(engines: Sequence[EngineSeries], step: timedelta, palette: Pal
 
 
 def _clock(span: timedelta) -> str | None:
-    """Format of the ticks: seconds over minutes where several ticks share a minute; None lets Plotly choose, with days."""
+    """Format of the ticks: seconds over minutes where ticks share a minute; None lets Plotly choose, with days."""
     if span > timedelta(days=1):
         return None
     return "%H:%M" if span > timedelta(minutes=6) else ":%S\n%H:%M"
