@@ -95,8 +95,8 @@ def _requests(body: bytes, received_ns: int, settings: DecodeSettings) -> pa.Tab
     common = Common(
         start=_numbers(spans.field("start"), np.uint64),
         end=_numbers(spans.field("end"), np.uint64),
-        trace_id=spans.field("trace_id"),
-        span_id=spans.field("span_id"),
+        trace_id=_own(spans.field("trace_id")),
+        span_id=_own(spans.field("span_id")),
         parent_span_id=_parents(spans.field("parent_span_id")),
         resource=resource_of_group[group_of_scope[scope_of_span]],
         resources=resources,
@@ -126,6 +126,11 @@ def _single(lists: pa.ListArray) -> list[bytes]:
     _require((np.diff(np.asarray(lists.offsets)) == 1).all())
     values: list[bytes] = lists.flatten().to_pylist()
     return values
+
+
+def _own(values: pa.Array) -> pa.Array:
+    """The values in memory of their own: what ptars made is freed only when no array refers to any part of it."""
+    return pa.concat_arrays([values, values.slice(0, 0)])
 
 
 def _text(values: pa.Array) -> pa.Array:

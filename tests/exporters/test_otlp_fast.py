@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
@@ -253,3 +254,15 @@ def test_a_malformed_unknown_field_is_the_one_thing_only_the_complete_decoder_re
 def _varint(number: int) -> bytes:
     low, rest = number & 127, number >> 7
     return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+
+
+def test_rows_keep_nothing_of_the_decoder_alive(vllm_body: bytes, handed: HandOver) -> None:
+    before = pa.total_allocated_bytes()
+    rows = fast.decode(vllm_body * 10, RECEIVED, SETTINGS).requests
+    assert not handed.count
+    ids = [rows[name] for name in ("trace_id", "span_id")]
+    count = rows.num_rows
+    del rows
+    assert count >= 1000
+    assert pa.total_allocated_bytes() - before >= count * (16 + 8), "memory that pyarrow did not allocate is ptars'"
+    assert len(ids[0]) == count
