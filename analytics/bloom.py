@@ -16,7 +16,8 @@ Hashes = npt.NDArray[np.uint64]
 BITS_PER_KEY = 40
 """Room for one key, while there is memory for it."""
 FIRST_LAYER_BYTES = 1 << 18
-GROWTH = 16
+GROWTH = 4
+"""How much larger each layer is than the one before: small steps, so that few bytes lie empty."""
 
 _ONE = np.uint64(1)
 _SIX_BITS = np.uint64(63)

@@ -37,7 +37,7 @@ class MaintenanceSettings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     fan_in: int = 8
     smallest_class_bytes: int = 64 << 10
-    target_bytes: int = 16 << 20
+    target_bytes: int = 8 << 20
     grace: timedelta = timedelta(hours=1)
     tidy_interval: timedelta = timedelta(minutes=10)
 

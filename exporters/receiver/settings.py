@@ -36,7 +36,7 @@ class Limits:
     free_bytes: int = 256 * MIB
     segment_bytes: int = 32 * MIB
     segment_seconds: float = 2.0
-    table_bytes: int = 192 * MIB
+    table_bytes: int = 96 * MIB
     retry_seconds: float = 1.0
 
 
