@@ -93,6 +93,14 @@ def test_a_table_shows_nulls_and_aligns_numbers(lake: Path) -> None:
     assert [line.rstrip() for line in lines] == ["   n  a     b", '   1  null  "null"', "1000  b     c"]
 
 
+def test_a_table_gives_a_terminal_no_commands(lake: Path) -> None:
+    shown = printed(lake, "select E'\\x1b[2Jgone' a, chr(155) || '31m' b, E'two\\nlines' c")
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
+    assert "\\x1b[2Jgone" in shown
+    assert "lines" in shown
+
+
 def test_parquet_keeps_the_types(lake: Path, tmp_path: Path) -> None:
     file = tmp_path / "result.parquet"
     done = slo(lake, "--format", "parquet", "--output", file, SQL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import IO, Any
@@ -15,6 +16,8 @@ from rich.text import Text
 
 NULL = "null"
 """How a table shows null; text that reads `null` is shown in quotes."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that would command a terminal. Spans come from anywhere, so tables show these as text."""
 
 
 def plain_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
@@ -134,7 +137,7 @@ def _text(value: Any) -> str:
 def _cell(value: Any) -> Text:
     if value is None:
         return Text(NULL, style="dim italic")
-    text = _text(value)
+    text = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", _text(value))
     return Text(json.dumps(text) if text == NULL else text)
 
 
