@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from vllm_slo.exporters.receiver.segment import HEADER_BYTES
 from vllm_slo.exporters.receiver.tally import Tally
 
 COUNTERS_FILE = "counters.json"
+SCRAPING_FILE = "scraping.json"
+"""How the scraping of the process that owns the folder goes; absent when it scrapes nothing."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class SpoolState:
     ``waiting_since`` is the last write to the oldest segment that the lake does not have yet.
     ``owner`` is the process that holds the folder, None when none does.
     ``counts`` are the receiver's, saved at ``counted_time``: {count: {label: number}}.
+    ``scraping`` is the document of ``scrape_health``, None when nothing is scraped.
     """
 
     folder: str
@@ -30,6 +35,7 @@ class SpoolState:
     counted_time: datetime | None = None
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
+    scraping: dict[str, Any] | None = None
 
 
 def look(folder: Path, quarantine: Path | None = None) -> SpoolState:
@@ -52,7 +58,16 @@ def look(folder: Path, quarantine: Path | None = None) -> SpoolState:
         counted_time=_time(counters.stat().st_mtime) if counters.is_file() else None,
         counts=Tally.load(counters).counts(),
         quarantined=_quarantined(quarantine or folder.parent / "quarantine"),
+        scraping=_scraping(folder / SCRAPING_FILE),
     )
+
+
+def _scraping(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("targets"), list) else None
 
 
 def _time(seconds: float) -> datetime:

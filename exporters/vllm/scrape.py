@@ -218,18 +218,21 @@ class Scraper:
         state = self._states[target]
         path, after = Path(target.url.removeprefix(_FILE)), state.read_until or self._made
         try:
-            found = await asyncio.to_thread(lambda: list(pages(path, after)))
+            for when, text in await asyncio.to_thread(lambda: list(pages(path, after))):
+                scrape = read(text, when, target)
+                seen, events = observe(state.seen, scrape, when, target)
+                state = replace(
+                    state, seen=seen, read_until=when, successes=state.successes + 1, last_success=self._clock()
+                )
+                self._states[target] = state
+                self._rows.append(scrape.rows)
+                self._events += events
         except SloError as error:
             self._failed(target, str(error))
             return False
-        for when, text in found:
-            scrape = read(text, when, target)
-            seen, events = observe(state.seen, scrape, when, target)
-            state = replace(
-                state, seen=seen, read_until=when, successes=state.successes + 1, last_success=self._clock()
-            )
-            self._rows.append(scrape.rows)
-            self._events += events
+        except Exception as error:  # noqa: BLE001 - one target's page must never end the scraping of the others
+            self._failed(target, f"{type(error).__name__}: {error}")
+            return False
         waiting = "no page yet from after the start; `vllm-slo import` loads recordings"
         self._states[target] = replace(state, failing=False, warning=None if state.read_until else waiting)
         return True

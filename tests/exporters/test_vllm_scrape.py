@@ -320,6 +320,22 @@ def test_an_address_that_cannot_be_scraped_is_refused_with_the_cure(text: str) -
         parse_target(text)
 
 
+def test_a_saved_page_that_vanishes_while_it_is_read_is_a_failure_and_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(path: Path, after: datetime) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(module, "pages", vanish)
+
+    async def use(scraper: Scraper) -> None:
+        assert not await scraper.scrape(parse_target(f"{tmp_path}=a"))
+
+    scraper = scraping(answer, use, Store(), f"{tmp_path}=a")
+    assert scraper.states[0].failing
+    assert "FileNotFoundError" in (scraper.states[0].last_error or "")
+
+
 def test_a_saved_page_needs_the_name_of_its_instance() -> None:
     with pytest.raises(SloError, match="PATH=INSTANCE"):
         parse_target("./page.txt")

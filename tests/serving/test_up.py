@@ -157,6 +157,21 @@ def test_scraped_pages_reach_the_lake(tmp_path: Path, captures: Path) -> None:
     assert {row["shard"] for row in rows} == {"general"}
 
 
+def test_a_server_that_does_not_answer_is_shown_by_status(tmp_path: Path) -> None:
+    process = start(tmp_path, "--no-app", "--scrape", "http://127.0.0.1:9=general-0")
+    told(process)
+    time.sleep(0.5)
+    assert "scraping http://127.0.0.1:9/metrics" in end(process)
+    command = [sys.executable, "-m", "vllm_slo", "--lake", str(tmp_path / "lake"), "status"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert "http://127.0.0.1:9/metrics cannot be read: ConnectError" in shown
+    again = start(tmp_path, "--no-app")
+    told(again)
+    end(again)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert "cannot be read" not in shown
+
+
 def test_the_pages_run_beside_it_and_end_with_it(tmp_path: Path) -> None:
     pytest.importorskip("streamlit")
     process = start(tmp_path, "--app-port", "0")

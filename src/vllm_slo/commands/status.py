@@ -124,6 +124,28 @@ def _print(report: dict[str, Any]) -> None:
     _print_spool(report["spool"], now)
 
 
+def _print_scraping(scraping: dict[str, Any] | None, now: datetime) -> None:
+    from vllm_slo.commands.rendering import write_counts
+
+    if scraping is None:
+        return
+    rows = [
+        (each["instance"], f"{each['successes']:,}", f"{each['failures']:,}", _ago(_moment(each["last_success"]), now))
+        for each in scraping["targets"]
+    ]
+    write_counts(("scraped instance", "pages read", "failed", "last read"), rows, sys.stdout)
+    for each in scraping["targets"]:
+        if each["failing"]:
+            click.echo(f"{each['url']} cannot be read: {each['last_error']}")
+        elif each["warning"]:
+            click.echo(f"{each['url']}: {each['warning']}")
+    if scraping["store_error"]:
+        click.echo(f"engine samples cannot be stored and wait in memory: {scraping['store_error']}")
+    if scraping["rows_dropped"]:
+        click.echo(f"{scraping['rows_dropped']:,} engine samples were given up because the lake took none for too long")
+    click.echo()
+
+
 def _print_spool(spool: dict[str, Any] | None, now: datetime) -> None:
     from vllm_slo.commands.rendering import write_counts
 
@@ -133,6 +155,7 @@ def _print_spool(spool: dict[str, Any] | None, now: datetime) -> None:
     owner = f"receiver runs (process {spool['owner']})" if spool["owner"] else "no receiver runs"
     waiting = f"{spool['waiting_segments']} segments, {_size(spool['waiting_bytes'])} wait"
     since = f", the oldest written {_ago(spool['waiting_since'], now)}" if spool["waiting_since"] else ""
+    _print_scraping(spool["scraping"], now)
     click.echo(f"spool {spool['folder']}: {owner}; {waiting}{since}")
     counts = [
         (f"{name.replace('_', ' ')} {label}".strip(), f"{count:,}")
@@ -163,6 +186,10 @@ def _ago(moment: datetime | None, now: datetime) -> str:
             return f"{max(seconds, 0):.0f} {unit} ago"
         seconds /= 60 if unit != "h" else 24
     return f"{seconds:.0f} days ago ({moment:%Y-%m-%d %H:%M} UTC)"
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def _plain(value: object) -> object:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,10 @@ from vllm_slo.exporters.otlp.decoded import DecodeSettings
 from vllm_slo.exporters.receiver.server import Receiver
 from vllm_slo.exporters.receiver.settings import ReceiverSettings
 from vllm_slo.exporters.receiver.spool import Spool
-from vllm_slo.exporters.receiver.state import COUNTERS_FILE
+from vllm_slo.exporters.receiver.state import COUNTERS_FILE, SCRAPING_FILE
 from vllm_slo.exporters.receiver.tally import Tally
 from vllm_slo.exporters.schema import TABLES
+from vllm_slo.exporters.vllm.scrape_health import ScrapeCollector, save
 from vllm_slo.serving.app import App, AppSettings, check
 from vllm_slo.serving.draining import Commit, Draining
 from vllm_slo.serving.periodic import Periodic
@@ -119,6 +121,7 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
     counters = settings.spool / COUNTERS_FILE
     tally = Tally.load(counters)
     decode = fast.decode if fast.available() else plain.decode
+    registry = CollectorRegistry()
     receiver = Receiver(
         settings.receiver,
         spool,
@@ -126,7 +129,7 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
         settings.decode,
         json.to_protobuf,
         tally,
-        CollectorRegistry(),
+        registry,
         lambda: draining.committed_time,
     )
     shards: dict[str, str] = {}
@@ -141,7 +144,9 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
         ending.push_async_callback(receiver.stop)
         maintenance.start()
         if settings.scrape:
-            await ending.enter_async_context(_scraping(settings.scrape, lake, spool.id, receiver, shards))
+            await ending.enter_async_context(_scraping(settings.scrape, lake, spool, receiver, shards, registry))
+        else:
+            (settings.spool / SCRAPING_FILE).unlink(missing_ok=True)
         app = None
         if settings.app is not None:
             app = App(settings.app)
@@ -163,7 +168,12 @@ def _commit(drain: Drain, shards: dict[str, str]) -> Commit:
 
 @contextlib.asynccontextmanager
 async def _scraping(
-    groups: tuple[ScrapeSettings, ...], lake: Lake, spool_id: str, receiver: Receiver, shards: Mapping[str, str]
+    groups: tuple[ScrapeSettings, ...],
+    lake: Lake,
+    spool: Spool,
+    receiver: Receiver,
+    shards: Mapping[str, str],
+    registry: CollectorRegistry,
 ) -> Any:
     import httpx
 
@@ -184,17 +194,23 @@ async def _scraping(
             Scraper(
                 group.targets,
                 client=client,
-                sink=LakeSink(lake, f"scrape{position}-{spool_id}", learned, shards),
+                sink=LakeSink(lake, f"scrape{position}-{spool.id}", learned, shards),
                 interval_seconds=group.interval_seconds,
             )
             for position, group in enumerate(groups)
         ]
+        registry.register(ScrapeCollector(scrapers))
+        report = Periodic("report of the scraping", partial(save, spool.folder / SCRAPING_FILE, scrapers), 5.0)
+        report.start()
         tasks = [asyncio.create_task(scraper.run(stop)) for scraper in scrapers]
         try:
             yield
         finally:
             stop.set()
             await asyncio.wait(tasks, timeout=_PATIENCE_SECONDS)
+            await asyncio.to_thread(report.stop, _PATIENCE_SECONDS)
+            with contextlib.suppress(OSError):
+                save(spool.folder / SCRAPING_FILE, scrapers)
 
 
 def default_spool(lake: str, given: str | None) -> Path:
