@@ -80,6 +80,21 @@ PROMPT_TEXT_ATTRIBUTES: tuple[str, ...] = (
     "llm.prompts*",
     "llm.completions*",
     "llm.prompt_template*",
+    "llm.function_call*",
+    "retrieval.documents*",
+    "reranker.query*",
+    "reranker.input_documents*",
+    "reranker.output_documents*",
+    "embedding.text*",
+    "embedding.embeddings*",
+    "document.content*",
+    "message.content*",
+    "ai.prompt*",
+    "ai.response.text*",
+    "ai.response.object*",
+    "ai.response.toolCalls*",
+    "ai.toolCall.args*",
+    "ai.toolCall.result*",
     "traceloop.entity.input",
     "traceloop.entity.output",
     "langfuse.observation.input",
@@ -89,4 +104,5 @@ PROMPT_TEXT_ATTRIBUTES: tuple[str, ...] = (
 )
 """Attribute keys (shell patterns) that carry what users wrote or were told. Dropped, on spans, events, links,
 scopes and resources alike, before anything is kept. Sources: OpenTelemetry gen_ai semantic conventions 1.28-1.37,
-OpenInference, OpenLLMetry, Langfuse. `gen_ai.usage.prompt_tokens` and its like are counts and are not matched."""
+OpenInference, OpenLLMetry, Langfuse, Vercel's AI SDK. `gen_ai.usage.prompt_tokens` and its like are counts and are not
+matched."""
