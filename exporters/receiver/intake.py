@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -255,8 +256,12 @@ class Intake:
             kind = type(error).__name__
             if kind not in self._logged:
                 self._logged.add(kind)
-                _log.exception("a body of %d bytes made the decoder fail; it is refused", waiting.size)
-            waiting.outcome = Unusable("decoder_error", bounded(f"the body cannot be decoded ({kind}: {error})"))
+                # Never the words of the error: they may quote the body, which may hold prompt text.
+                frames = "".join(traceback.format_tb(error.__traceback__))
+                _log.error(
+                    "a body of %d bytes made the decoder fail, it is refused: %s\n%s", waiting.size, kind, frames
+                )
+            waiting.outcome = Unusable("decoder_error", f"the body cannot be decoded ({kind})")
             return
         waiting.outcome = Accepted((*refused, *decoded.refused)) if refused or decoded.refused else ALL_ACCEPTED
         group.decoded.append(decoded)

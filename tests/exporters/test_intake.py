@@ -166,7 +166,7 @@ def test_prompt_text_never_reaches_the_disk(tmp_path: Path) -> None:
 def test_a_decoder_that_fails_refuses_that_body_and_lives_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(tmp_path)
     poison = body([b"poisoned"])
-    bench.failing = lambda data: RuntimeError("bug") if b"poisoned" in data else None
+    bench.failing = lambda data: RuntimeError("bug in 'prompt text'") if b"poisoned" in data else None
     wanted = ids(2)
 
     async def work() -> None:
@@ -175,12 +175,14 @@ def test_a_decoder_that_fails_refuses_that_body_and_lives_on(tmp_path: Path, cap
             again = await bench.intake.take(poison, "grpc")
         assert first is third is ALL_ACCEPTED
         assert isinstance(second, Unusable)
-        assert second.reason == "decoder_error"
+        assert (second.reason, second.message) == ("decoder_error", "the body cannot be decoded (RuntimeError)")
         assert isinstance(again, Unusable)
 
     bench.run(work())
     assert bench.on_disk()[1:] == wanted
     assert len(caplog.records) == 1
+    assert "RuntimeError" in caplog.text
+    assert "prompt text" not in caplog.text
     assert bench.tally.get("spans_refused", "decoder_error") == 2
     bench.spool.close()
 
