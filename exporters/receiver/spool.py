@@ -6,7 +6,7 @@
     <quarantine>/<uuid>-000000000001.seg and .reason.txt
 
 A number never comes twice under one id, whatever process dies when: the file that bears the highest number stays,
-emptied once its rows are in the lake, until a file with a higher one is on disk.
+emptied once its rows are in the lake, until a file with a higher one is on disk; those in quarantine count too.
 """
 
 from __future__ import annotations
@@ -314,6 +314,9 @@ class Spool:
         return target
 
     def _recover(self) -> None:
+        for path in self.quarantine_folder.glob(f"{self.id}-*.seg"):
+            number = path.stem.removeprefix(f"{self.id}-")
+            self._last = max(self._last, int(number) if number.isdigit() else 0)
         for path in sorted(self.folder.glob("*.seg")):
             if not path.stem.isdigit():
                 continue
@@ -327,7 +330,7 @@ class Spool:
                 segment.check_header(data, str(path))
             except SegmentError as error:
                 self._set_aside(path, str(error))
-                self._last = number
+                self._last = max(self._last, number)
                 continue
             found = segment.extent(data)
             self.damaged_records += found.damaged
@@ -336,7 +339,7 @@ class Spool:
                 os.truncate(path, found.end)
             if found.records:
                 self._drop_marker()
-                self._last = number
+                self._last = max(self._last, number)
                 self._sealed[number] = found.end
                 self.size_bytes += found.end
             else:
@@ -344,7 +347,7 @@ class Spool:
 
     def _leave_marker(self, path: Path, number: int) -> None:
         self._drop_marker()
-        self._last = number
+        self._last = max(self._last, number)
         self._marker = path
 
     def _drop_marker(self) -> None:

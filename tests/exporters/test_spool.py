@@ -270,6 +270,17 @@ def test_quarantine_moves_the_segment_with_its_reason_and_blocks_nothing(tmp_pat
     spool.close()
 
 
+def test_a_number_in_quarantine_never_comes_again_and_overwrites_nothing(tmp_path: Path) -> None:
+    for content, number in ((A, 1), (B, 2)):
+        spool = Spool.open(tmp_path / "spool")
+        assert spool.append([content]) == number
+        spool.seal()
+        spool.quarantine(number, "rows do not fit")
+        spool.close()
+    kept = sorted((tmp_path / "quarantine").glob("*.seg"))
+    assert [list(segment.records(path.read_bytes())) for path in kept] == [[A], [B]]
+
+
 def test_a_foreign_file_named_like_a_segment_goes_to_quarantine(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "000000000007.seg").write_bytes(b"something else entirely")
