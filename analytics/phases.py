@@ -9,7 +9,7 @@ from typing import Any, Literal
 import duckdb
 
 from vllm_slo.analytics.counts import Basis
-from vllm_slo.analytics.percentiles import threshold
+from vllm_slo.analytics.percentiles import REQUESTS_BEYOND, threshold
 from vllm_slo.analytics.reading import records
 from vllm_slo.analytics.selection import Selection
 
@@ -60,6 +60,11 @@ class Phases:
     tail_from: float
     median: Group | None
     tail: Group | None
+
+    @property
+    def tail_is_enough(self) -> bool:
+        """Whether the tail holds as many requests as a percentile needs beyond it to be shown plainly."""
+        return self.tail is not None and self.tail.rows >= REQUESTS_BEYOND
 
 
 def phases(

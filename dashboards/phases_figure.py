@@ -68,7 +68,8 @@ def _title(phases: Phases, tail: bool) -> str:
     if group is None:
         return f"{what}<br>no request"
     plural = "" if group.rows == 1 else "s"
-    return f"{what}<br><b>mean {seconds_text(group.measured)}</b>, {count_text(group.rows)} request{plural}"
+    few = f", too few for {quantile_text(phases.tail_quantile)}" if tail and not phases.tail_is_enough else ""
+    return f"{what}<br><b>mean {seconds_text(group.measured)}</b>, {count_text(group.rows)} request{plural}{few}"
 
 
 def _share(group: Group | None, part: str) -> float:

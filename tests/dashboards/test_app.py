@@ -54,6 +54,7 @@ def test_one_request_is_shown_with_its_maximum(open_page: AppTest, tmp_path: Pat
     page = open_page.run()
     assert not page.exception
     assert "n=1, too few for P95" in html(page)
+    assert "1 request, too few for P" in "".join(chart.proto.spec for chart in page.get("plotly_chart"))
     assert charts(page) == 2
 
 
