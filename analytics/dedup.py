@@ -23,7 +23,8 @@ import pyarrow as pa
 
 from vllm_slo.analytics import parquet
 from vllm_slo.analytics.bloom import Bloom, Hashes, Keys, mix
-from vllm_slo.analytics.lake import DataFile, Lake, Writer
+from vllm_slo.analytics.datafile import DataFile, Writer
+from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.parquet import SOURCES
 
 MEMORY_BYTES = 128 << 20

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from vllm_slo.analytics import rollup
 from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.datafile import Writer
 from vllm_slo.analytics.dedup import Dedup
-from vllm_slo.analytics.lake import CommitConflict, Lake, Writer
+from vllm_slo.analytics.lake import CommitConflict, Lake
 
 ALONE = "vllm-slo-dedup"
 """Application transaction shared by all writers that remove duplicates: of two at once, one looks again."""

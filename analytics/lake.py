@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,13 +16,13 @@ from pathlib import Path
 from threading import RLock
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as fs
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from vllm_slo.analytics import parquet
+from vllm_slo.analytics.datafile import DataFile, Folder, Writer, fsync, listed, written
 from vllm_slo.analytics.upgrade import (
     LakeError,
     absent,
@@ -38,12 +37,7 @@ from vllm_slo.analytics.upgrade import (
 )
 from vllm_slo.exporters.schema import SCHEMA_VERSION, TABLES, Table
 
-Writer = tuple[str, int]
-"""Application id and its ascending number: a Delta application transaction."""
-
 _APPLICATION = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_PART = re.compile(r"part-(?P<app>[A-Za-z0-9._-]{1,128})-(?P<number>\d+)-[0-9a-f]{16}\.parquet")
-
 
 REPLACING = "vllm-slo-replace"
 """Application transaction shared by all that replace files: Delta itself lets two compactions of one file both pass."""
@@ -53,25 +47,6 @@ _ATTEMPTS = 20
 
 class CommitConflict(LakeError):
     """Somebody else committed first; look again and retry. Nothing was written."""
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """One live Parquet file of a table; times are those of the table's time column (null if unknown)."""
-
-    path: str
-    uri: str
-    size_bytes: int
-    rows: int
-    partition: tuple[tuple[str, str], ...]
-    low: datetime | None
-    high: datetime | None
-
-    @property
-    def writer(self) -> Writer | None:
-        """Who appended the file; null for files that maintenance rewrote or that were appended without a writer."""
-        match = _PART.fullmatch(self.path.rpartition("/")[2])
-        return (match["app"], int(match["number"])) if match else None
 
 
 @dataclass(frozen=True)
@@ -109,6 +84,7 @@ class Lake:
         self._locks = {name: RLock() for name in tables}
         self._files: dict[str, tuple[int, list[DataFile]]] = {}
         self._filesystem, self._root = filesystem_of(path)
+        self._on_disk = isinstance(self._filesystem, fs.LocalFileSystem)
 
     @classmethod
     def open(
@@ -191,7 +167,7 @@ class Lake:
         the table, else raise CommitConflict. So what was concluded from the table still holds when the rows enter it.
         Without ``checked_version`` an append that meets a removal of files is tried again.
         Rows must have the columns of the table; none at all still records the writer.
-        When it returns, files and commit are on disk (local lakes: fsync).
+        When it returns, files and commit are on disk (folders and file:// URLs: fsync).
         """
         definition = self._writable(table)
         if writer is not None and not _APPLICATION.fullmatch(writer[0]):
@@ -205,7 +181,7 @@ class Lake:
             if writer is not None and self._is_applied(table, writer):
                 return False
             stem = f"part-{writer[0]}-{writer[1]:010d}" if writer else "part"
-            added = self._write_files(definition, rows, stem, {})
+            added = self._write(definition, rows, stem, {})
             marks = [Transaction(*writer)] if writer else []
             if alone is not None:
                 marks.append(Transaction(alone, int(handle.version())))
@@ -240,8 +216,8 @@ class Lake:
         the table skip the commit. The old files stay on disk for readers that hold them, until vacuum.
         """
         definition = self._writable(table)
-        added = self._write_files(definition, rows, "merged", metadata or {}, data_change=not same_rows) if rows else []
-        now = _milliseconds(time.time())
+        added = self._write(definition, rows, "merged", metadata or {}, data_change=not same_rows) if rows else []
+        now = int(time.time() * 1000)
         removes = [RemoveAction(f.path, not same_rows, now, f.size_bytes, dict(f.partition)) for f in old]
         with self._locks[table]:
             self.refresh(table)
@@ -262,7 +238,7 @@ class Lake:
             handle = self._handles[table]
             at = int(handle.version())
             if table not in self._files or self._files[table][0] != at:
-                self._files[table] = (at, self._list(self.tables[table], handle))
+                self._files[table] = (at, listed(handle, self.tables[table], f"{self.path}/{table}"))
             return list(self._files[table][1])
 
     def files(self, table: str) -> list[str]:
@@ -346,38 +322,11 @@ class Lake:
     def _file_path(self, table: str, path: str) -> str:
         return f"{self._root}/{table}/{path}"
 
-    def _write_files(
-        self,
-        table: Table,
-        rows: pa.Table,
-        stem: str,
-        metadata: Mapping[str, str],
-        *,
-        data_change: bool = True,
+    def _write(
+        self, table: Table, rows: pa.Table, stem: str, metadata: Mapping[str, str], *, data_change: bool = True
     ) -> list[tuple[AddAction, DataFile]]:
-        written = []
-        for values, part in parquet.partitions(_in_columns(rows, table), table):
-            folder = "".join(f"{column}={value}/" for column, value in values.items())
-            path = f"{folder}{stem}-{uuid.uuid4().hex[:16]}.parquet"
-            target = self._file_path(table.name, path)
-            size = parquet.write(self._filesystem, target, part, table, metadata)
-            if self.is_local:
-                _fsync(Path(target))
-                _fsync(Path(target).parent)
-            stats = parquet.delta_statistics(part, table.time_column)
-            add = AddAction(path, size, values, _milliseconds(time.time()), data_change, stats)
-            extremes = pc.min_max(part[table.time_column])
-            file = DataFile(
-                path,
-                self._uri(table.name, path),
-                size,
-                part.num_rows,
-                tuple(values.items()),
-                extremes["min"].as_py(),
-                extremes["max"].as_py(),
-            )
-            written.append((add, file))
-        return written
+        folder = Folder(self._filesystem, f"{self._root}/{table.name}", f"{self.path}/{table.name}")
+        return written(folder, table, _in_columns(rows, table), stem, metadata, data_change=data_change)
 
     def _commit(self, table: Table, actions: Sequence[AddAction | RemoveAction], marks: list[Transaction]) -> None:
         handle = self._handles[table.name]
@@ -396,53 +345,19 @@ class Lake:
             raise LakeError(
                 f"{self.path}/{table.name}: the commit failed: {first_line(error)}; check space and permissions there"
             ) from error
-        if self.is_local:
+        if self._on_disk:
             self._fsync_log(table.name, before + 1)
 
     def _fsync_log(self, table: str, version: int) -> None:
-        log = Path(self.path, table, "_delta_log")
+        log = Path(self._root, table, "_delta_log")
         while (entry := log / f"{version:020d}.json").exists():
-            _fsync(entry)
+            fsync(entry)
             version += 1
-        _fsync(log)
+        fsync(log)
 
     def _discard(self, table: Table, paths: Iterable[str]) -> None:
         for path in paths:
             self._filesystem.delete_file(self._file_path(table.name, path))
-
-    def _uri(self, table: str, path: str) -> str:
-        return f"{self.path}/{table}/{path}"
-
-    def _list(self, table: Table, handle: DeltaTable) -> list[DataFile]:
-        actions = pa.table(handle.get_add_actions(flatten=True))
-        if actions.num_rows == 0:
-            return []
-        names = set(actions.column_names)
-        low, high = f"min.{table.time_column}", f"max.{table.time_column}"
-        empty: list[None] = [None] * actions.num_rows
-        lows = actions[low].to_pylist() if low in names else empty
-        highs = actions[high].to_pylist() if high in names else empty
-        parts = [[str(v) for v in actions[f"partition.{column}"].to_pylist()] for column in table.partition_by]
-        files = [
-            DataFile(
-                path,
-                self._uri(table.name, path),
-                size,
-                rows or 0,
-                tuple(zip(table.partition_by, (part[i] for part in parts), strict=True)),
-                lows[i],
-                highs[i],
-            )
-            for i, (path, size, rows) in enumerate(
-                zip(
-                    actions["path"].to_pylist(),
-                    actions["size_bytes"].to_pylist(),
-                    actions["num_records"].to_pylist(),
-                    strict=True,
-                )
-            )
-        ]
-        return sorted(files, key=lambda f: (f.low is not None, f.low, f.path) if f.low else (False, None, f.path))
 
 
 def _in_columns(rows: pa.Table, table: Table) -> pa.Table:
@@ -453,15 +368,3 @@ def _in_columns(rows: pa.Table, table: Table) -> pa.Table:
             f"rows for `{table.name}` lack {', '.join(absent)}; they need exactly the columns of the schema"
         )
     return rows.select(table.schema.names)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _milliseconds(seconds: float) -> int:
-    return int(seconds * 1000)

@@ -16,7 +16,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from vllm_slo.analytics import rollup
-from vllm_slo.analytics.lake import CommitConflict, DataFile, Lake
+from vllm_slo.analytics.datafile import DataFile
+from vllm_slo.analytics.lake import CommitConflict, Lake
 from vllm_slo.analytics.parquet import SOURCES
 from vllm_slo.analytics.settings import RetentionSettings
 

@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from lake_rows import NOON, random_requests, request, requests, rows
+from vllm_slo.analytics import parquet
 from vllm_slo.analytics.lake import CommitConflict, Lake
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.schema import EVENTS, REQUESTS, TABLES
@@ -280,6 +281,46 @@ def test_every_table_of_the_schema_is_there(tmp_path: Path) -> None:
         assert [field.name for field in stored.schema().fields] == table.schema.names
         assert stored.metadata().partition_columns == list(table.partition_by)
     assert lake.tables["requests"] is REQUESTS
+
+
+def test_what_an_append_wrote_is_on_disk_folders_too(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake.open(place)
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def remember(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", remember)
+    lake.append("requests", requests(range(1)))
+    (file,) = lake.files("requests")
+    data = Path(file.removeprefix("file://"))
+    table = data.parent.parent
+    log = table / "_delta_log"
+    assert {str(path) for path in (data, data.parent, table, log, log / f"{1:020d}.json")} <= synced
+
+
+def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake.open(tmp_path)
+    two_days = requests([0, 86_400])
+    write = parquet.write
+    done: list[str] = []
+
+    def fill(filesystem: object, path: str, *arguments: object) -> int:
+        size = write(filesystem, path, *arguments)  # type: ignore[arg-type]
+        done.append(path)
+        if len(done) == 2:
+            raise OSError(28, "No space left on device")
+        return size
+
+    monkeypatch.setattr(parquet, "write", fill)
+    with pytest.raises(OSError, match="No space"):
+        lake.append("requests", two_days, ("spool", 1))
+    assert len(done) == 2
+    assert not list(tmp_path.rglob("*.parquet"))
+    monkeypatch.undo()
+    assert lake.append("requests", two_days, ("spool", 1))
 
 
 def test_times_before_1970_and_far_ahead_are_kept(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import pytest
 from lake_rows import NO_SPANS, NOON, random_requests, requests, samples, spans
 from vllm_slo.analytics import rollup
 from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.datafile import DataFile
 from vllm_slo.analytics.drain import Drain
-from vllm_slo.analytics.lake import DataFile, Lake
+from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings, Report, groups
 from vllm_slo.analytics.parquet import SOURCES
 from vllm_slo.analytics.settings import RetentionSettings
