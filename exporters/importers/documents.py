@@ -61,8 +61,11 @@ def records(file: IO[bytes]) -> Iterator[Item]:
             return
         if record.startswith(ZSTD):
             try:
-                record = pa.input_stream(pa.BufferReader(record), compression="zstd").read()
+                record = pa.input_stream(pa.BufferReader(record), compression="zstd").read(LARGEST_RECORD + 1)
             except OSError as error:
                 yield Unreadable("malformed_zstd", str(error), place)
+                continue
+            if len(record) > LARGEST_RECORD:
+                yield Unreadable("too_large", f"it unpacks to more than {LARGEST_RECORD} bytes", place)
                 continue
         yield Body(record, place)

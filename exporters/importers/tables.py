@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +31,8 @@ def read(source: Any, settings: DecodeSettings) -> Iterator[Item]:
 
     Which table it is of: the one whose required columns it has. Columns of neither table nor view are passed over.
     Refused rows: `invalid_trace_id`, `invalid_span_id` (a wrong length or all zero), `missing_value` (null in a
-    required column), `unknown_quality`. Attributes that carry prompt text are dropped from the JSON columns.
+    required column), `unknown_quality`, `malformed_json`. Attributes that carry prompt text are dropped from the JSON
+    columns.
     """
     try:
         file = pq.ParquetFile(source)
@@ -86,12 +88,14 @@ def _rows(table: Table, stored: pa.Table, place: str, clean: PromptText) -> Rows
         columns["received_time"] = pc.coalesce(columns["received_time"], columns["end_time"])
     if "day" in columns:
         columns["day"] = _day(columns, table.time_column)
+    no_json: dict[str, Any] = {}
     for name in _JSON_COLUMNS:
         if name in columns:
-            columns[name] = _cleaned(columns[name], clean, dropped)
+            columns[name], no_json[name] = _cleaned(columns[name], clean, dropped)
     rows = pa.table([columns[field.name] for field in table.schema], schema=table.schema)
     keep = np.ones(rows.num_rows, dtype=bool)
-    for name, reason, good in _checks(table, rows):
+    unreadable = ((name, "malformed_json", ~bad) for name, bad in no_json.items())
+    for name, reason, good in (*_checks(table, rows), *unreadable):
         bad = keep & ~good
         if bad.any():
             refusals.add(reason, f"{place}: row {int(np.argmax(bad))}: {name}", int(bad.sum()))
@@ -147,22 +151,32 @@ def _day(columns: dict[str, pa.ChunkedArray], time_column: str) -> pa.ChunkedArr
     return pc.coalesce(columns["day"], columns[time_column].cast(DATE))
 
 
-def _cleaned(texts: pa.ChunkedArray, clean: PromptText, dropped: dict[str, int]) -> pa.ChunkedArray:
-    """JSON texts without the keys that carry prompt text; each distinct text is read once."""
+def _cleaned(
+    texts: pa.ChunkedArray, clean: PromptText, dropped: dict[str, int]
+) -> tuple[pa.ChunkedArray, npt.NDArray[np.bool_]]:
+    """JSON texts without the keys that carry prompt text, and which are no JSON; each distinct text is read once."""
     encoded = texts.combine_chunks().dictionary_encode()
     changed = False
     kept: list[str | None] = []
+    broken: list[bool] = []
     counts = np.bincount(encoded.indices.drop_null().to_numpy(), minlength=len(encoded.dictionary))
     for text, count in zip(encoded.dictionary.to_pylist(), counts, strict=True):
         found: dict[str, int] = {}
-        value = _without(orjson.loads(text), clean, found)
+        try:
+            value = _without(orjson.loads(text), clean, found)
+        except orjson.JSONDecodeError:
+            kept.append(None)
+            broken.append(True)
+            continue
         for pattern, times in found.items():
             dropped[pattern] = dropped.get(pattern, 0) + times * int(count)
         changed |= bool(found)
         kept.append(orjson.dumps(value).decode() if found and value else None if found else text)
-    if not changed:
-        return texts
-    return pa.chunked_array([pa.array(kept, TEXT).take(encoded.indices)])
+        broken.append(False)
+    bad = pc.fill_null(pa.array(broken, pa.bool_()).take(encoded.indices), False)
+    if changed or any(broken):
+        texts = pa.chunked_array([pa.array(kept, TEXT).take(encoded.indices)])
+    return texts, np.asarray(bad.to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def _without(value: Any, clean: PromptText, dropped: dict[str, int]) -> Any:

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_slo.exporters.importers import documents
 from vllm_slo.exporters.importers.forms import form_of
-from vllm_slo.exporters.importers.items import Item, Rows, Unreadable
+from vllm_slo.exporters.importers.items import Body, Item, Rows, Unreadable
 from vllm_slo.exporters.importers.reading import ImportFileError, digest, read
 from vllm_slo.exporters.importers.receipt import settled
 from vllm_slo.exporters.otlp.decoded import DecodeSettings
@@ -159,10 +160,24 @@ def test_hex_ids_times_without_zone_and_absent_columns_are_taken(tmp_path: Path)
     assert row["parent_span_id"] is None
 
 
-def test_attributes_that_are_no_json_make_the_rows_unreadable(tmp_path: Path) -> None:
-    (item,) = items(parquet(pa.Table.from_pylist([a_request(attributes="{")], REQUESTS.schema)), tmp_path)
-    assert isinstance(item, Unreadable)
-    assert item.reason == "malformed_rows"
+def test_attributes_that_are_no_json_cost_their_row_alone(tmp_path: Path) -> None:
+    rows = [a_request(attributes='{"a": 1}'), a_request(attributes="{no json"), a_request(attributes=None)]
+    (item,) = items(parquet(pa.Table.from_pylist(rows, REQUESTS.schema)), tmp_path)
+    assert isinstance(item, Rows)
+    assert item.rows["attributes"].to_pylist() == ['{"a": 1}', None]
+    assert [(refusal.reason, refusal.count) for refusal in item.refused] == [("malformed_json", 1)]
+    assert "row 1: attributes" in item.refused[0].detail
+
+
+def test_a_record_that_unpacks_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LARGEST_RECORD", 1000)
+    bomb = pa.compress(b"\n" * 100_000, codec="zstd", asbytes=True)
+    good = pa.compress(b"\n\x00", codec="zstd", asbytes=True)
+    content = b"".join(len(record).to_bytes(4, "big") + record for record in (bomb, good))
+    first, second = items(content, tmp_path)
+    assert isinstance(first, Unreadable)
+    assert (first.reason, first.place) == ("too_large", "record 1")
+    assert isinstance(second, Body)
 
 
 def test_a_foreign_parquet_file_says_which_columns_it_has(tmp_path: Path) -> None:
