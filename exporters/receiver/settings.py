@@ -104,9 +104,15 @@ def is_loopback(host: str) -> bool:
 def read_token(path: Path) -> str:
     """The bearer token in a file, surrounding blanks removed. Raises ReceiverError when there is none."""
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ReceiverError(f"--token-file {path}: {error}; put one line with the token into it") from error
+    return token_of(text, f"--token-file {path}")
+
+
+def token_of(text: str, where: str) -> str:
+    """The bearer token in a text, surrounding blanks removed. Raises ReceiverError, with ``where``, for none."""
+    token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ReceiverError(f"--token-file {path}: no usable token; put one line of visible ASCII characters into it")
+        raise ReceiverError(f"{where}: no usable token; put one line of visible ASCII characters into it")
     return token

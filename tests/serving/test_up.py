@@ -87,13 +87,20 @@ def test_beyond_loopback_without_a_token_it_does_not_start(tmp_path: Path) -> No
 def test_the_token_comes_from_a_file_or_from_the_environment(tmp_path: Path, how: str) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     arguments = ["--token-file", str(tmp_path / "token")] if how == "file" else []
-    environment = {"VLLM_SLO_TOKEN": "s3cret"} if how == "environment" else {}
+    environment = {"VLLM_SLO_TOKEN": "s3cret\n"} if how == "environment" else {}
     process = start(tmp_path, "--no-app", *arguments, environment=environment)
     url = re.search(r"http://127\.0\.0\.1:\d+", told(process))
     assert url
     assert httpx.get(f"{url[0]}/metrics").status_code == 401
     assert httpx.get(f"{url[0]}/metrics", headers={"authorization": "Bearer s3cret"}).status_code == 200
     end(process)
+
+
+def test_a_token_that_no_header_can_carry_is_refused(tmp_path: Path) -> None:
+    process = start(tmp_path, "--no-app", environment={"VLLM_SLO_TOKEN": "two words"})
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "VLLM_SLO_TOKEN: no usable token" in errors
 
 
 def test_an_address_in_use_ends_it_with_the_cure(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def up(invocation: Invocation, /, **options: Unpack[Options]) -> None:
 
 def _settings(invocation: Invocation, options: Options) -> ServeSettings:
     from vllm_slo.analytics.maintenance import MaintenanceSettings
-    from vllm_slo.exporters.receiver.settings import Limits, ReceiverError, ReceiverSettings, Tls, read_token
+    from vllm_slo.exporters.receiver.settings import Limits, ReceiverError, ReceiverSettings, Tls, read_token, token_of
     from vllm_slo.serving.app import AppSettings, installed
     from vllm_slo.serving.process import ServeSettings, default_spool
 
@@ -103,7 +103,8 @@ def _settings(invocation: Invocation, options: Options) -> ServeSettings:
     elif config.receiver.tls is not None:
         tls = Tls(Path(config.receiver.tls.certificate), Path(config.receiver.tls.key))
     token_file = options["token_file"] or config.receiver.token_file
-    token = read_token(Path(token_file)) if token_file else os.environ.get(TOKEN_VARIABLE) or None
+    given = os.environ.get(TOKEN_VARIABLE)
+    token = read_token(Path(token_file)) if token_file else token_of(given, TOKEN_VARIABLE) if given else None
     lake = invocation.lake_location
     spool = default_spool(lake, options["spool"])
     app = None
