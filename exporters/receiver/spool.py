@@ -315,8 +315,8 @@ class Spool:
 
     def _recover(self) -> None:
         for path in self.quarantine_folder.glob(f"{self.id}-*.seg"):
-            number = path.stem.removeprefix(f"{self.id}-")
-            self._last = max(self._last, int(number) if number.isdigit() else 0)
+            aside = path.stem.removeprefix(f"{self.id}-")
+            self._last = max(self._last, int(aside) if aside.isdigit() else 0)
         for path in sorted(self.folder.glob("*.seg")):
             if not path.stem.isdigit():
                 continue
