@@ -51,6 +51,9 @@ class GrpcEdge:
                 ("grpc.max_receive_message_length", limits.body_bytes),
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_metadata_size", 16 * 1024),
+                # A sender that vanished without a word is found and its calls end, instead of after hours.
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
             ],
             maximum_concurrent_rpcs=2 * limits.requests_in_flight,
         )

@@ -18,10 +18,11 @@ import pytest
 
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.commands.invocation import Invocation
-from vllm_slo.commands.up import _scrape
+from vllm_slo.commands.up import _flag, _scrape
 from vllm_slo.config import parse
 from vllm_slo.exporters.errors import SloError
-from vllm_slo.serving.process import default_spool
+from vllm_slo.exporters.receiver.settings import ReceiverSettings, Tls
+from vllm_slo.serving.process import Addresses, default_spool
 
 
 def start(folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -94,6 +95,22 @@ def test_the_token_comes_from_a_file_or_from_the_environment(tmp_path: Path, how
     assert httpx.get(f"{url[0]}/metrics").status_code == 401
     assert httpx.get(f"{url[0]}/metrics", headers={"authorization": "Bearer s3cret"}).status_code == 200
     end(process)
+
+
+def test_a_token_in_the_clear_is_warned_of_and_is_in_what_vllm_must_be_given(tmp_path: Path) -> None:
+    process = start(tmp_path, "--no-app", "--grpc", "0.0.0.0:0", environment={"VLLM_SLO_TOKEN": "s3cret"})
+    text = told(process)
+    assert "the token travels unencrypted" in text
+    assert "OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer%20TOKEN'" in text
+    assert "s3cret" not in text
+    end(process)
+
+
+def test_with_tls_vllm_is_sent_to_http_because_its_grpc_cannot_encrypt(tmp_path: Path) -> None:
+    settings = ReceiverSettings(tls=Tls(tmp_path / "certificate.pem", tmp_path / "key.pem"))
+    [line] = _flag(settings, Addresses(4317, 4318, None))
+    assert "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf" in line
+    assert line.endswith("--otlp-traces-endpoint https://127.0.0.1:4318/v1/traces")
 
 
 def test_a_token_that_no_header_can_carry_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from vllm_slo.commands.invocation import SPOOL_VARIABLE
 
 if TYPE_CHECKING:
     from vllm_slo.commands.invocation import Invocation
+    from vllm_slo.exporters.receiver.settings import ReceiverSettings
     from vllm_slo.exporters.vllm.metrics import Target
     from vllm_slo.serving.process import Addresses, ScrapeSettings, ServeSettings
 
@@ -169,7 +170,32 @@ def _say(settings: ServeSettings, addresses: Addresses) -> None:
             lines.append(f"scraping   {scraped.url} as {scraped.instance}{shard}")
     if settings.app and addresses.app_port:
         lines.append(f"pages      http://{settings.app.host}:{addresses.app_port}")
-    if receiver.grpc:
-        target = f"{'https' if receiver.tls else 'grpc'}://{receiver.grpc.rpartition(':')[0]}:{addresses.grpc_port}"
-        lines.append(f"start vLLM with  --otlp-traces-endpoint {target}")
-    click.echo("\n".join(lines))
+    click.echo("\n".join([*lines, *_exposed(settings), *_flag(receiver, addresses)]))
+
+
+def _flag(receiver: ReceiverSettings, addresses: Addresses) -> list[str]:
+    """What vLLM must be started with. Its gRPC exporter cannot speak TLS (0.32), so TLS means HTTP."""
+    variables = "OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer%20TOKEN' " if receiver.token else ""
+    if receiver.grpc and not receiver.tls:
+        target = f"grpc://{receiver.grpc.rpartition(':')[0]}:{addresses.grpc_port}"
+    elif receiver.http:
+        scheme = "https" if receiver.tls else "http"
+        target = f"{scheme}://{receiver.http.rpartition(':')[0]}:{addresses.http_port}/v1/traces"
+        variables += "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf "
+    else:
+        return []
+    before = f"{variables}... " if variables else ""
+    return [f"start vLLM with  {before}--otlp-traces-endpoint {target}"]
+
+
+def _exposed(settings: ServeSettings) -> list[str]:
+    """What others on the network could read; an address that only this machine reaches exposes nothing."""
+    from vllm_slo.exporters.receiver.settings import is_loopback
+
+    receiver, notes = settings.receiver, []
+    hosts = [address.rpartition(":")[0].strip("[]") for address in (receiver.grpc, receiver.http) if address]
+    if receiver.token and not receiver.tls and not all(map(is_loopback, hosts)):
+        notes.append("warning    the token travels unencrypted; give --tls-cert and --tls-key")
+    if settings.app and not is_loopback(settings.app.host):
+        notes.append("warning    the pages ask for no password; put a proxy that does before them")
+    return notes
