@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,13 +130,13 @@ def fill(shape: Template, rng: np.random.Generator, now_ns: int) -> bytes:
     return body.tobytes()
 
 
-def stream(spans: int, seed: int, now_ns: int, templates: int = 16) -> Iterator[bytes]:
+def stream(spans: int, seed: int, clock: Callable[[], int], templates: int = 16) -> Iterator[bytes]:
     """Endless distinct bodies of ``spans`` requests each, deterministic by seed."""
     rng = np.random.default_rng(seed)
     shapes = [template(spans, rng) for _ in range(templates)]
     while True:
         for shape in shapes:
-            yield fill(shape, rng, now_ns)
+            yield fill(shape, rng, clock())
 
 
 def main() -> None:
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--bodies", type=int, default=500)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
-    bodies = stream(options.spans, 1, time.time_ns())
+    bodies = stream(options.spans, 1, time.time_ns)
     next(bodies)
     began = time.process_time()
     size = sum(len(next(bodies)) for _ in range(options.bodies))

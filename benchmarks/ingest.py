@@ -111,7 +111,7 @@ def send(port: int, load: Load) -> int:
             failed.append(str(error))
         slots.release()
 
-    bodies = stream(load.per_body, load.seed, time.time_ns())
+    bodies = stream(load.per_body, load.seed, time.time_ns)
     left = load.spans // load.per_body
     while (left or again or acknowledged[0] < load.spans) and not failed:
         if not slots.acquire(timeout=5):
@@ -197,7 +197,7 @@ def bytes_per_request(lake: Path) -> float:
 
 def parse_only_per_cpu_second(spans: int) -> float:
     """Spans per CPU second of a plain loop that does nothing but parse the protobuf bodies."""
-    bodies = stream(1000, 7, time.time_ns())
+    bodies = stream(1000, 7, time.time_ns)
     batch = [next(bodies) for _ in range(min(200, spans // 1000))]
     start = time.process_time()
     for body in batch:
