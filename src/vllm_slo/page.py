@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +11,11 @@ from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.query import Reader
 from vllm_slo.config import Config, find
 from vllm_slo.dashboards.app import AppSettings, run
-from vllm_slo.exporters.receiver import segment, tally
+from vllm_slo.exporters.receiver import tally
+from vllm_slo.exporters.receiver.state import look
 
 LAKE_VARIABLE = "VLLM_SLO_LAKE"
 SPOOL_VARIABLE = "VLLM_SLO_SPOOL"
-# Where `up` keeps the receiver's counts, in the spool folder. (Streamlit would show a bare string here on the page.)
-COUNTERS_FILE = "counters.json"
 
 
 def settings(config: Config, lake: str, spool: str | None = None) -> AppSettings:
@@ -33,37 +31,22 @@ def settings(config: Config, lake: str, spool: str | None = None) -> AppSettings
 
 def receiver_state(spool: Path) -> ReceiverState:
     """What the files of a spool folder tell; all zero where there is none."""
-    try:
-        counted_at = datetime.fromtimestamp((spool / COUNTERS_FILE).stat().st_mtime, UTC)
-    except OSError:
+    found = look(spool)
+    if found.counted_time is None:
         return ReceiverState()
-    counts = tally.Tally.load(spool / COUNTERS_FILE).counts()
-    waiting = sorted(_waiting(spool))
     refused: dict[str, int] = {}
-    for label, count in counts.get(tally.SPANS_REFUSED, {}).items():
-        refused[label.rpartition("/")[2]] = refused.get(label.rpartition("/")[2], 0) + count
+    for label, count in found.counts.get(tally.SPANS_REFUSED, {}).items():
+        reason = label.rpartition("/")[2]
+        refused[reason] = refused.get(reason, 0) + count
     return ReceiverState(
-        counted_at=counted_at,
-        waiting_bytes=sum(size for _, size in waiting),
-        waiting_since=datetime.fromtimestamp(waiting[0][0], UTC) if waiting else None,
-        accepted=sum(counts.get(tally.SPANS_ACCEPTED, {}).values()),
-        duplicates=sum(counts.get(tally.SPANS_DUPLICATE, {}).values()),
+        counted_at=found.counted_time,
+        waiting_bytes=found.waiting_bytes,
+        waiting_since=found.waiting_since,
+        accepted=sum(found.counts.get(tally.SPANS_ACCEPTED, {}).values()),
+        duplicates=sum(found.counts.get(tally.SPANS_DUPLICATE, {}).values()),
         refused=refused,
-        quarantined_segments=sum(counts.get(tally.SEGMENTS_QUARANTINED, {}).values()),
+        quarantined_segments=sum(found.counts.get(tally.SEGMENTS_QUARANTINED, {}).values()),
     )
-
-
-def _waiting(spool: Path) -> list[tuple[float, int]]:
-    """Time of the last write and size of each segment that holds records; one that vanishes meanwhile is skipped."""
-    found = []
-    for file in spool.glob("*.seg"):
-        try:
-            status = file.stat()
-        except OSError:
-            continue
-        if status.st_size > segment.HEADER_BYTES:
-            found.append((status.st_mtime, status.st_size))
-    return found
 
 
 def _open_reader(config: Config, lake: str) -> Reader:
