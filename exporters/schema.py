@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 TIME = pa.timestamp("us", tz="UTC")
 SECONDS = pa.decimal128(18, 9)
 SECONDS_SUM = pa.decimal128(38, 9)
 INTEGER = pa.int64()
 REAL = pa.float64()
+FLAG = pa.bool_()
 TEXT = pa.string()
 BYTES = pa.binary()
 DATE = pa.date32()
@@ -76,9 +77,67 @@ _DAY = Column(
 _RECEIVED = Column("received_time", TIME, "When the receiver accepted the row.", required=True)
 _RESOURCE = Column("resource_attributes", TEXT, "Every resource attribute, as a JSON object.")
 
+_PROBE = tuple(
+    Column(name, kind, description, since=2)
+    for name, kind, description in (
+        (
+            "records",
+            TEXT,
+            "What the row is made of, joined by `+` in this order: `engine`, `frontend` (the probe's two records), "
+            "`edge` (the HTTP side), `stock`; null for rows of schema version 1 and imported ones.",
+        ),
+        ("engine_request_id", TEXT, "vLLM's internal request id: the external one and a random suffix."),
+        ("queued_time", TIME, "When the engine core queued the request."),
+        ("scheduled_time", TIME, "When it was first scheduled."),
+        ("first_token_time", TIME, "When the engine core had its first token."),
+        ("engine_end_time", TIME, "When the engine core ended it: last token, abort or error."),
+        ("queue_sequence_cap_seconds", SECONDS, "Queue time while the number of running sequences was at its limit."),
+        ("queue_token_budget_seconds", SECONDS, "Queue time while the step's token budget was spent."),
+        ("queue_kv_blocks_seconds", SECONDS, "Queue time while no KV blocks could be had."),
+        ("queue_deferred_seconds", SECONDS, "Queue time while the request itself could not run yet."),
+        ("queue_step_seconds", SECONDS, "Queue time until the scheduler first looked: the rest of the running step."),
+        (
+            "queue_deferred_reasons",
+            TEXT,
+            "`queue_deferred_seconds` by reason (`grammar`, `kv_transfer`, `lora`, `streaming`, ...), "
+            "nanoseconds in a JSON object.",
+        ),
+        ("queue_behind_seconds", SECONDS, "Of the queue time, the part spent behind another request at the head."),
+        ("token_budget_blocker", TEXT, "Engine request id of the one that took most of the budget meanwhile."),
+        ("token_budget_blocker_seconds", SECONDS, "Queue time during which that one took most of the budget."),
+        ("kv_blocks_blocker", TEXT, "Engine request id of the largest holder of KV blocks meanwhile."),
+        ("kv_blocks_blocker_seconds", SECONDS, "Queue time during which that one was the largest holder."),
+        ("prefill_own_seconds", SECONDS, "Prefill: the request's own share of its steps, by scheduled tokens."),
+        ("prefill_interference_seconds", SECONDS, "Prefill: the share of other requests' prefill in its steps."),
+        ("prefill_other_seconds", SECONDS, "Prefill: co-scheduled decoding, waiting for a running step, gaps."),
+        ("decode_work_seconds", SECONDS, "Decode: its steps at the reference rate of a step that only decodes one."),
+        ("decode_interference_seconds", SECONDS, "Decode: what others' prefill added to its steps."),
+        ("decode_slowdown_seconds", SECONDS, "Decode: what the size of the batch added to its steps, and gaps."),
+        ("decode_reference_seconds", SECONDS, "Length of a step at the reference rate, as known when it ended."),
+        ("preempted_seconds", SECONDS, "Time between being preempted and being scheduled again."),
+        ("recompute_seconds", SECONDS, "Time spent computing again what preemption had thrown away."),
+        ("preempted_before_first_token_seconds", SECONDS, "Of `preempted_seconds`, the part before the first token."),
+        ("recompute_before_first_token_seconds", SECONDS, "Of `recompute_seconds`, the part before the first token."),
+        ("lost_tokens", INTEGER, "Computed tokens that preemptions threw away; recomputed less what the cache kept."),
+        ("cached_tokens_local", INTEGER, "Of `cached_tokens`, from this engine's prefix cache."),
+        ("cached_tokens_external", INTEGER, "Of `cached_tokens`, through a KV connector."),
+        ("draft_tokens", INTEGER, "Speculative tokens drafted."),
+        ("accepted_tokens", INTEGER, "Of those, accepted."),
+        ("kv_blocks_peak", INTEGER, "Most KV blocks held at once."),
+        ("inter_token_latency_max_seconds", SECONDS, "Longest gap between two outputs in the engine core."),
+        ("lora", TEXT, "LoRA adapter."),
+        ("http_status", INTEGER, "HTTP status of the response."),
+        ("http_route", TEXT, "Path of the HTTP request."),
+        ("http_duration_seconds", SECONDS, "Arrival of the HTTP request to its last byte, or to its disconnection."),
+        ("time_to_first_byte_seconds", SECONDS, "Arrival of the HTTP request to the first byte of the answer's body."),
+        ("client_disconnected", FLAG, "Whether the client went away before the last byte."),
+    )
+)
+
 REQUESTS = Table(
     "requests",
-    "One row a finished request (one `llm_request` span of a stock vLLM).",
+    "One row a request that ended, however it ended. Records of one request (engine core, front end, stock span) that "
+    "come together are merged, see PRECEDENCE.",
     (
         _DAY,
         Column("start_time", TIME, "Arrival at the vLLM front end.", required=True),
@@ -113,10 +172,17 @@ REQUESTS = Table(
         _RESOURCE,
         _RECEIVED,
         Column("quality", TEXT, "Why the row is left out of statistics (see QUALITY_REASONS); null when it counts."),
+        *_PROBE,
     ),
     partition_by=("day",),
     time_column="start_time",
     derived=(
+        Derived(
+            "queue_unknown_seconds",
+            "queue_seconds - coalesce(queue_sequence_cap_seconds + queue_token_budget_seconds "
+            "+ queue_kv_blocks_seconds + queue_deferred_seconds + queue_step_seconds, 0)",
+            "Part of the queue time of which nobody knows what blocked it: all of it without the probe.",
+        ),
         Derived(
             "frontend_seconds",
             "time_to_first_token_seconds - queue_seconds - prefill_seconds",
@@ -165,9 +231,50 @@ SPANS = Table(
     time_column="start_time",
 )
 
+_PROBE_SAMPLE = tuple(
+    Column(name, kind, description, since=2)
+    for name, kind, description in (
+        ("interval_seconds", REAL, "Time that the sample covers; sums below are over it."),
+        ("blocked_by", TEXT, "What blocks the head of the queue: `sequence_cap`, `token_budget`, `kv_blocks`, null."),
+        ("oldest_waiting_seconds", REAL, "Age of the oldest waiting request."),
+        ("requests_running_by_bucket", TEXT, "Running requests by context bucket, a JSON object."),
+        ("requests_waiting_by_bucket", TEXT, "Waiting requests by context bucket, a JSON object."),
+        ("steps", REAL, "Scheduler steps in the interval."),
+        ("step_seconds", REAL, "Time in steps."),
+        ("step_max_seconds", REAL, "Longest step."),
+        ("scheduled_prefill_tokens", REAL, "Prefill tokens scheduled."),
+        ("scheduled_decode_tokens", REAL, "Decode tokens scheduled."),
+        ("token_budget", REAL, "Tokens that one step may schedule."),
+        ("sequence_cap", REAL, "Sequences that may run at once."),
+        ("blocked_sequence_cap_seconds", REAL, "Time the head of the queue was blocked by the number of sequences."),
+        ("blocked_token_budget_seconds", REAL, "Time it was blocked by the step's token budget."),
+        ("blocked_kv_blocks_seconds", REAL, "Time it was blocked for want of KV blocks."),
+        ("kv_blocks_used", REAL, "KV blocks in use; shared ones once."),
+        ("kv_blocks_cached", REAL, "Free KV blocks that still hold cached content."),
+        ("kv_blocks_free", REAL, "KV blocks not in use, cached ones among them."),
+        ("kv_tokens_stored", REAL, "Slots of used blocks that hold a computed token."),
+        ("kv_slots_wasted", REAL, "Slots of used blocks that hold none."),
+        ("kv_fragmentation_ratio", REAL, "Wasted slots over slots of used blocks; null when no block is used."),
+        ("kv_blocks_by_bucket", TEXT, "KV blocks held by context bucket, a JSON object; shared ones once for each."),
+        ("kv_largest_holder", TEXT, "Engine request id of the request with the most KV blocks."),
+        ("kv_evicted_blocks_total", REAL, "Cached blocks thrown out for reuse."),
+        ("recomputed_tokens_total", REAL, "Tokens computed again after preemptions."),
+        ("lost_tokens_total", REAL, "Computed tokens thrown away by preemptions."),
+        ("requests_aborted_total", REAL, "Requests ended by an abort, client aborts among them."),
+        ("gpu_memory_allocated_bytes", REAL, "Allocator: bytes in use, summed over the engine's workers."),
+        ("gpu_memory_reserved_bytes", REAL, "Allocator: bytes taken from the device."),
+        ("gpu_memory_inactive_bytes", REAL, "Allocator: bytes of free parts in split blocks."),
+        ("gpu_fragmentation_ratio", REAL, "1 - allocated / reserved, of the worst worker."),
+        ("gpu_allocation_retries_total", REAL, "Allocations that succeeded only after flushing the allocator's cache."),
+        ("out_of_memory_errors_total", REAL, "Out-of-memory errors of the allocator."),
+        ("probe_dropped_total", REAL, "Records that the probe dropped because its queue was full or export failed."),
+        ("probe_errors_total", REAL, "Errors caught in the probe's hooks."),
+    )
+)
+
 ENGINE_SAMPLES = Table(
     "engine_samples",
-    "State of one engine at one moment, from vLLM's own `/metrics`. Counters are cumulative, as scraped.",
+    "State of one engine at one moment, from vLLM's own `/metrics` or from the probe. `_total` columns are cumulative.",
     (
         _DAY,
         Column("time", TIME, "When the sample was taken.", required=True),
@@ -204,6 +311,7 @@ ENGINE_SAMPLES = Table(
         Column("time_to_first_token_seconds_count", REAL, "Count of the same."),
         Column("request_duration_seconds_sum", REAL, "Sum of vLLM's end-to-end histogram."),
         Column("request_duration_seconds_count", REAL, "Count of the same."),
+        *_PROBE_SAMPLE,
     ),
     partition_by=("day",),
     time_column="time",
@@ -222,7 +330,7 @@ EVENTS = Table(
         Column("service_instance_id", TEXT, "Instance concerned; null for all."),
         Column("shard", TEXT, "Shard concerned; null for all."),
         Column("model", TEXT, "Model concerned; null for all."),
-        Column("source", TEXT, "Who wrote it: `scrape`, `command`, `import`.", required=True),
+        Column("source", TEXT, "Who wrote it: `scrape`, `probe`, `command`, `import`.", required=True),
     ),
     partition_by=(),
     time_column="time",
@@ -266,10 +374,47 @@ QUALITY_REASONS: dict[str, str] = {
     "negative_time": "A phase is negative, for the same cause.",
     "end_before_start": "The span ends before it starts.",
     "clock_skew": "The span starts more than five minutes after it was received, or before 2015.",
+    "unfinished": (
+        "The client gave up, the request failed or it was refused: it has no full latency. Counted apart, see "
+        "`finish_reason` and `http_status`."
+    ),
+    "superseded": "A stock record of a request that the probe reported as well; the probe's row counts.",
+    "late_record": "A record that came when its request had been written without it; the earlier row counts.",
     "shared_request_id": "A further completion of a request with n > 1: the first one stands for the request.",
     "startup": "A start-up span of vLLM (table `spans`).",
 }
 """Reason -> what it means, in the order in which they are tried: a row carries the first that applies."""
+
+FINISH_REASONS: dict[str, str] = {
+    "stop": "End of text, a stop string or token.",
+    "length": "The limit of tokens.",
+    "repetition": "vLLM saw the text repeat itself.",
+    "abort": "The client went away, or vLLM aborted it.",
+    "error": "The engine failed on it.",
+    "rejected": "Refused at the door for load: HTTP 429 or 503.",
+    "invalid": "Refused as a wrong request: another HTTP 4xx.",
+    "failed": "HTTP 5xx other than 503, without a record of the engine.",
+}
+"""Column `finish_reason`; the last three are requests that never reached the engine."""
+
+UNFINISHED: tuple[str, ...] = ("abort", "error", "rejected", "invalid", "failed")
+
+PRECEDENCE: dict[str, tuple[str, ...]] = {
+    "": ("engine", "frontend", "stock"),
+    "time_to_first_token_seconds": ("frontend", "stock", "engine"),
+    "request_duration_seconds": ("frontend", "stock", "engine"),
+    "end_time": ("frontend", "stock", "engine"),
+    "finish_reason": ("frontend", "engine", "stock"),
+    "status": ("frontend", "engine", "stock"),
+    "completion_tokens": ("frontend", "engine", "stock"),
+    "tenant": ("frontend", "engine", "stock"),
+    "span_id": ("frontend", "engine", "stock"),
+    "parent_span_id": ("frontend", "engine", "stock"),
+    "trace_id": ("frontend", "engine", "stock"),
+}
+"""Column of `requests` -> whose value a merged row takes: the first record, in this order, that has one.
+``""`` stands for every column not named. The engine core knows when things happened, the front end what the client
+saw: a stop string ends a request in the front end and looks like an abort to the engine core."""
 
 EVENT_KINDS: tuple[str, ...] = ("configuration", "restart", "deploy", "alert", "exclusion", "note", "checklist")
 
