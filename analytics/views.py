@@ -75,4 +75,5 @@ _SQL_TYPES = {
     "string": "varchar",
     "binary": "blob",
     "date32[day]": "date",
+    "bool": "boolean",
 }
