@@ -20,6 +20,9 @@ ERRORS = "(status = 'error' or finish_reason in ('error', 'abort'))"
 
 Basis = Literal["rows", "rollups"]
 
+NO_REQUESTS_OF_THEIR_OWN: tuple[str, ...] = ("shared_request_id", "superseded", "late_record")
+"""Marks of rows that are a further piece of a request that another row stands for."""
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -44,6 +47,16 @@ class Counts:
     def total(self) -> int:
         """Every row, counted or not."""
         return self.counted + sum(self.left_out.values())
+
+    @property
+    def requests(self) -> int:
+        """Every request, counted or not: rows that stand for one of their own."""
+        return self.total - sum(self.left_out.get(mark, 0) for mark in NO_REQUESTS_OF_THEIR_OWN)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were given up, failed or refused; only servers with the probe tell of them."""
+        return self.left_out.get("unfinished", 0)
 
 
 def counts(connection: duckdb.DuckDBPyConnection, selection: Selection, exact_rows: int = EXACT_ROWS) -> Counts:

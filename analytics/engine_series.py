@@ -51,7 +51,7 @@ def engine_series(
     engines: dict[tuple[str, str, str | None], dict[datetime, tuple[float | None, ...]]] = {}
     for name, instance, engine, at, *values in found:
         engines.setdefault((name, instance, engine), {})[moment(at)] = tuple(values)
-    names = _names(list(engines))
+    names = engine_names(list(engines))
     nothing: tuple[float | None, ...] = (None,) * len(GAUGES)
     return tuple(
         EngineSeries(
@@ -63,7 +63,7 @@ def engine_series(
     )
 
 
-def _names(keys: list[tuple[str, str, str | None]]) -> dict[tuple[str, str, str | None], str]:
+def engine_names(keys: list[tuple[str, str, str | None]]) -> dict[tuple[str, str, str | None], str]:
     """The shortest of shard, shard/instance and shard/instance/engine that tells the engines apart."""
     for parts in (1, 2, 3):
         names = {key: " / ".join(dict.fromkeys(str(part) for part in key[:parts])) for key in keys}

@@ -1,0 +1,138 @@
+"""Which server runs which level of instrumentation: a stock vLLM, or one with the probe, and which of its parts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+import duckdb
+
+from vllm_slo.analytics.reading import records
+from vllm_slo.analytics.selection import Selection
+from vllm_slo.analytics.series import moment
+from vllm_slo.exporters.records import PROBE_VERSION
+
+PARTS: tuple[str, ...] = ("engine", "frontend", "edge")
+"""Parts of the probe, as the column `records` names them."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One server, as its rows and samples of a range of time tell; None as ``name`` for rows that name no server.
+
+    ``rows`` counts requests; ``parts`` those with a record of each of PARTS, ``stock`` those with vLLM's own span.
+    ``merged`` have records of several, ``alone`` of one. ``superseded`` and ``late`` are rows that came in a second
+    piece and stand for no request of their own: they are in no other count.
+    ``version`` is the probe's, None without it. ``probe_sampled`` tells of the probe's engine samples, ``dropped`` and
+    ``errors`` are its highest counts in these, None without.
+    """
+
+    name: str | None
+    shard: str | None
+    last_seen: datetime
+    rows: int = 0
+    parts: tuple[int, ...] = (0, 0, 0)
+    stock: int = 0
+    merged: int = 0
+    alone: int = 0
+    superseded: int = 0
+    late: int = 0
+    version: str | None = None
+    probe_sampled: bool = False
+    dropped: float | None = None
+    errors: float | None = None
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Parts of the probe that were seen."""
+        seen = [part for part, count in zip(PARTS, self.parts, strict=True) if count]
+        return tuple(["engine", *seen] if self.probe_sampled and "engine" not in seen else seen)
+
+    @property
+    def level(self) -> str:
+        """`probe` or `stock`."""
+        return "probe" if self.running or self.version else "stock"
+
+
+def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tuple[Instance, ...]:
+    """Every server with requests or samples in the selection's range, models and shards, by name; no clients."""
+    where = f"{selection.within('start_time')} and {selection.engines()} and source <> 'client'"
+    found: dict[str | None, Instance] = {}
+    shards: dict[str | None, str | None] = {}
+    for name, kinds, mark, shard, last, count in records(
+        connection,
+        "select service_instance_id, coalesce(records, source), quality, max(shard), max(epoch_us(end_time)), count(*) "
+        f"from requests where {where} group by 1, 2, 3",
+    ):
+        shards[name] = shard if shards.get(name) is None else shards[name]
+        found[name] = _with(found.get(name, Instance(name, shard, moment(last))), kinds, mark, moment(last), count)
+    versions = _versions(connection, where)
+    sampled = _sampled(connection, selection)
+    whole = []
+    for name in {*found, *sampled}:
+        shard, last, probed, dropped, errors = sampled.get(name, (None, None, False, None, None))
+        one = found.get(name)
+        seen = max(moment for moment in (one.last_seen if one else None, last) if moment is not None)
+        base = one or Instance(name, shard, seen)
+        whole.append(
+            Instance(
+                **{field: getattr(base, field) for field in _COUNTED},
+                name=name,
+                shard=shards.get(name) or shard,
+                last_seen=seen,
+                version=versions.get(name),
+                probe_sampled=probed,
+                dropped=dropped,
+                errors=errors,
+            )
+        )
+    return tuple(sorted(whole, key=lambda each: (each.name is None, each.name or "")))
+
+
+_COUNTED = ("rows", "parts", "stock", "merged", "alone", "superseded", "late")
+
+
+def _with(one: Instance, kinds: str, mark: str | None, last: datetime, count: int) -> Instance:
+    """The instance with ``count`` more rows of a kind."""
+    seen = kinds.split("+")
+    known = {field: getattr(one, field) for field in _COUNTED}
+    if mark in ("superseded", "late_record"):
+        known["superseded" if mark == "superseded" else "late"] += count
+    else:
+        known["rows"] += count
+        known["merged" if len(seen) > 1 else "alone"] += count
+        known["stock"] += count * ("stock" in seen)
+    known["parts"] = tuple(n + count * (part in seen) for part, n in zip(PARTS, one.parts, strict=True))
+    return Instance(one.name, one.shard, max(one.last_seen, last), **known)
+
+
+def _versions(connection: duckdb.DuckDBPyConnection, where: str) -> dict[str | None, str]:
+    """The version of the probe by instance, as the newest resource that names one says."""
+    found: dict[str | None, tuple[int, str]] = {}
+    for name, resource, last in records(
+        connection,
+        "select service_instance_id, resource_attributes, max(epoch_us(end_time)) from requests "
+        f"where {where} and resource_attributes like '%\"{PROBE_VERSION}\"%' group by all",
+    ):
+        version = json.loads(resource).get(PROBE_VERSION)
+        if isinstance(version, str) and last >= found.get(name, (0, ""))[0]:
+            found[name] = (last, version)
+    return {name: version for name, (_, version) in found.items()}
+
+
+_Sampled = tuple[str | None, datetime, bool, float | None, float | None]
+
+
+def _sampled(connection: duckdb.DuckDBPyConnection, selection: Selection) -> dict[str | None, _Sampled]:
+    return {
+        name: (shard, moment(last), probed, dropped, errors)
+        for name, shard, last, probed, dropped, errors in records(
+            connection,
+            "select instance, max(shard), max(last), bool_or(probed), sum(dropped), sum(errors) from ("
+            "select service_instance_id as instance, engine, max(shard) as shard, max(epoch_us(time)) as last, "
+            "bool_or(source = 'probe') as probed, max(probe_dropped_total) as dropped, "
+            "max(probe_errors_total) as errors from engine_samples "
+            f"where {selection.within('time')} and {selection.engines()} group by 1, 2) group by 1",
+        )
+    }
