@@ -1,0 +1,156 @@
+"""What the parts of a request must be, computed from a full log of the scheduler's steps in the plainest way.
+
+The log is the `witness`'s, which knows nothing of the probe. Each rule is that of the definitions: after a step the
+scan stopped for one reason, which is found from what was left: blocks were asked for in vain or a request was preempted
+-> KV blocks; no budget left -> token budget; the cap reached -> sequence cap.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KV, BUDGET, CAP, STEP = "queue_kv_blocks", "queue_token_budget", "queue_sequence_cap", "queue_step"
+
+
+@dataclass
+class Step:
+    """One step; ``begin`` is when the device began with it, ``end`` None while its update has not come."""
+
+    start: int
+    tokens: dict[str, int]
+    prefill: frozenset[str]
+    stopped_by: str
+    preempted: dict[str, int]
+    end: int | None = None
+    begin: int = 0
+    outputs: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Log:
+    """Everything in order of time; times in nanoseconds of the monotonic clock."""
+
+    steps: list[Step] = field(default_factory=list)
+    added: dict[str, int] = field(default_factory=dict)
+    ended_early: dict[str, int] = field(default_factory=dict)
+    walks: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def starts(self) -> list[int]:
+        """Start of every step."""
+        return [step.start for step in self.steps]
+
+    def ids(self, external: str) -> list[str]:
+        """Engine request ids of an external one."""
+        return [name for name in self.added if name == external or name.startswith(f"{external}-")]
+
+
+def read(path: Path) -> Log:
+    """The witness's file; a last line that was cut off is left out."""
+    log = Log()
+    preempted: dict[str, int] = {}
+    last_end = 0
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if "add" in line:
+            log.added[line["add"]] = line["at"]
+        elif "finish" in line:
+            log.ended_early.update(dict.fromkeys(line["finish"], line["at"]))
+        elif "preempt" in line:
+            preempted[line["preempt"]] = line["lost"]
+        elif "step" in line:
+            log.steps.append(
+                Step(line["at"], line["tokens"], frozenset(line["prefill"]), _stopped_by(line, preempted), preempted)
+            )
+            preempted = {}
+        elif "update" in line:
+            step = log.steps[line["update"] - 1]
+            step.end, step.outputs = line["at"], line["outputs"]
+            step.begin = max(step.start, last_end)
+            last_end = line["at"]
+        elif "walk" in line:
+            log.walks.append((line["probe"], line["walk"]))
+    return log
+
+
+def _stopped_by(line: dict[str, Any], preempted: dict[str, int]) -> str:
+    if preempted or line["failed"]:
+        return KV
+    if sum(line["tokens"].values()) >= line["budget"]:
+        return BUDGET
+    return CAP if line["running"] >= line["cap"] else ""
+
+
+def queue_parts(log: Log, request_id: str) -> dict[str, int] | None:
+    """Nanoseconds by column stem from its arrival in the engine core to the step that first schedules it.
+
+    None when it was never scheduled.
+    """
+    added, starts = log.added[request_id], log.starts
+    looked_at = bisect_left(starts, added)
+    first = next((i for i in range(looked_at, len(starts)) if request_id in log.steps[i].tokens), None)
+    if first is None:
+        return None
+    parts = dict.fromkeys((CAP, BUDGET, KV, STEP), 0)
+    parts[STEP] = starts[looked_at] - added
+    for index in range(looked_at, first):
+        reason = log.steps[index].stopped_by
+        assert reason, f"step {index} left {request_id} waiting for no reason"
+        parts[reason] += starts[index + 1] - starts[index]
+    return parts
+
+
+def token_budget_blocker(log: Log, request_id: str) -> str | None:
+    """Who took most prefill tokens for the longest part of its queue time blocked by the budget."""
+    added, starts = log.added[request_id], log.starts
+    blamed: dict[str, int] = {}
+    for index in range(bisect_left(starts, added), len(starts) - 1):
+        step = log.steps[index]
+        if request_id in step.tokens:
+            break
+        eaters = [name for name in step.tokens if name in step.prefill]
+        if step.stopped_by == BUDGET and eaters:
+            most = max(eaters, key=lambda name: step.tokens[name])
+            blamed[most] = blamed.get(most, 0) + starts[index + 1] - starts[index]
+    return max(blamed, key=lambda name: blamed[name]) if blamed else None
+
+
+def prefill_parts(log: Log, request_id: str) -> dict[str, int] | None:
+    """Nanoseconds of own work, others' prefill and the rest from first scheduled to first token.
+
+    None when it had no token, or was preempted before it.
+    """
+    first = next((i for i, step in enumerate(log.steps) if request_id in step.tokens), None)
+    last = next((i for i, step in enumerate(log.steps) if step.outputs.get(request_id)), None)
+    if first is None or last is None or any(request_id in step.preempted for step in log.steps[first : last + 1]):
+        return None
+    begin, end = log.steps[first].start, log.steps[last].end
+    assert end is not None
+    own = interference = 0.0
+    for step in log.steps[max(0, first - 4) : last + 1]:
+        if step.end is None or not step.tokens:
+            continue
+        overlap = min(step.end, end) - max(step.begin, begin)
+        if overlap <= 0:
+            continue
+        total = sum(step.tokens.values())
+        others = sum(tokens for name, tokens in step.tokens.items() if name in step.prefill and name != request_id)
+        own += overlap * step.tokens.get(request_id, 0) / total
+        interference += overlap * others / total
+    return {
+        "prefill_own": round(own),
+        "prefill_interference": round(interference),
+        "prefill_other": end - begin - round(own) - round(interference),
+    }
+
+
+def lost_tokens(log: Log, request_id: str) -> list[int]:
+    """Computed tokens thrown away by each of its preemptions."""
+    return [step.preempted[request_id] for step in log.steps if request_id in step.preempted]

@@ -1,0 +1,168 @@
+"""A plugin of the tests for a vLLM server: writes down what its scheduler really did, knowing nothing of the probe.
+
+Loaded inside vLLM as a general plugin of its own (`witness_folder`), or called by whoever runs a scheduler without a
+server. It appends JSON lines to the file that ``WITNESS_LOG`` names:
+
+* ``{"add": id, "at": ns}``, ``{"finish": [ids], "at": ns}`` (aborts and errors), ``{"preempt": id, "lost": tokens}``
+  (inside the step that follows)
+* ``{"step": n, "at": ns, "tokens": {id: tokens}, "prefill": [ids], "running": n, "waiting": n, "failed": bool,
+  "budget": n, "cap": n}`` after `schedule`; ``at`` is its beginning, ``failed`` says that blocks were asked for in
+  vain, ``prefill`` names those whose tokens are known ones: of the prompt, or computed again after a preemption
+* ``{"update": n, "at": ns, "outputs": {id: new tokens}}`` after `update_from_output`
+* ``{"walk": {...}, "probe": {...}}`` the KV blocks block by block, and what the probe says at the same moment
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WALK_SHARE = 0.15
+"""Of the updates, how many are followed by a walk over every block."""
+
+
+def register() -> None:
+    """Wraps the scheduler of this process, where a file is named."""
+    path = os.environ.get("WITNESS_LOG")
+    if path:
+        Witness(Path(path)).watch()
+
+
+def walk(scheduler: Any) -> dict[str, Any]:
+    """What each block and each slot of it holds, looked at one by one; attention with growing blocks only."""
+    manager = scheduler.kv_cache_manager
+    held: dict[tuple[int, int], set[int]] = {}
+    for group, single in enumerate(manager.coordinator.single_type_managers):
+        size = single.block_size
+        for request_id, blocks in single.req_to_blocks.items():
+            request = scheduler.requests.get(request_id)
+            computed = request.num_computed_tokens if request is not None else 0
+            for index, block in enumerate(blocks):
+                if block.is_null:
+                    continue
+                slots = held.setdefault((group, block.block_id), set())
+                slots.update(slot for slot in range(size) if index * size + slot < computed)
+    pool = manager.block_pool
+    used = sum(1 for block in pool.blocks if not block.is_null and block.ref_cnt > 0)
+    cached = sum(1 for block in pool.blocks if not block.is_null and block.ref_cnt == 0 and block.block_hash)
+    size = manager.coordinator.single_type_managers[0].block_size
+    stored = sum(len(slots) for slots in held.values())
+    return {
+        "kv_blocks_used": used,
+        "kv_blocks_free": len(pool.blocks) - 1 - used,
+        "kv_blocks_cached": cached,
+        "kv_blocks_held": len(held),
+        "kv_tokens_stored": stored,
+        "kv_slots_wasted": len(held) * size - stored,
+        "kv_fragmentation_ratio": 1 - stored / (len(held) * size) if held else None,
+    }
+
+
+class Witness:
+    """Keeps the log; one in a process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: Any = None
+        self._steps: dict[int, int] = {}
+        self._scheduled = 0
+        self._failed = False
+        self._random = random.Random(1)
+        self.probe_says: Callable[[Any], dict[str, Any]] | None = None
+
+    def watch(self) -> None:
+        """Replaces the methods of vLLM's classes by ones that also write."""
+        from vllm.v1.core.kv_cache_manager import KVCacheManager
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        for name in ("add_request", "finish_requests", "_preempt_request", "schedule", "update_from_output"):
+            self._wrap(Scheduler, name, getattr(self, f"_{name.strip('_')}"))
+        self._wrap(KVCacheManager, "allocate_slots", self._allocate_slots)
+
+    @staticmethod
+    def _wrap(kind: type, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(kind, name)
+
+        # With the signature of the original: the probe looks whether it knows it.
+        @functools.wraps(original)
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return around(original, self, *args, **kwargs)
+
+        setattr(kind, name, wrapped)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", buffering=1)
+        self._file.write(json.dumps(line) + "\n")
+
+    def _add_request(self, original: Any, scheduler: Any, request: Any) -> None:
+        original(scheduler, request)
+        self._write({"add": request.request_id, "at": time.monotonic_ns(), "prompt": request.num_prompt_tokens})
+
+    def _finish_requests(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        at = time.monotonic_ns()
+        finished = original(scheduler, *args, **kwargs)
+        self._write({"finish": [request.request_id for request in finished], "at": at})
+        return finished
+
+    def _preempt_request(self, original: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._write({"preempt": request.request_id, "lost": request.num_computed_tokens})
+        original(scheduler, request, *args, **kwargs)
+
+    def _allocate_slots(self, original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks = original(manager, *args, **kwargs)
+        self._failed |= blocks is None
+        return blocks
+
+    def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        self._failed = False
+        at = time.monotonic_ns()
+        output = original(scheduler, *args, **kwargs)
+        self._scheduled += 1
+        self._steps[id(output)] = self._scheduled
+        running, waiting = scheduler.get_request_counts()
+        self._write(
+            {
+                "step": self._scheduled,
+                "at": at,
+                "tokens": dict(output.num_scheduled_tokens),
+                "prefill": [
+                    request_id
+                    for request_id, tokens in output.num_scheduled_tokens.items()
+                    if scheduler.requests[request_id].num_computed_tokens - tokens
+                    < scheduler.requests[request_id].num_prompt_tokens
+                    or tokens > 1 + len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+                ],
+                "running": running,
+                "waiting": waiting,
+                "failed": self._failed,
+                "budget": scheduler.max_num_scheduled_tokens,
+                "cap": scheduler.max_num_active_reqs,
+            }
+        )
+        return output
+
+    def _update_from_output(self, original: Any, scheduler: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scheduler, output, *args, **kwargs)
+        at = time.monotonic_ns()
+        new = {each.request_id: len(each.new_token_ids) for outputs in result.values() for each in outputs.outputs}
+        self._write({"update": self._steps.pop(id(output)), "at": at, "outputs": new})
+        if self.probe_says is not None and self._random.random() < WALK_SHARE:
+            self._write({"probe": self.probe_says(scheduler), "walk": walk(scheduler)})
+        return result
+
+
+def witness_folder(folder: Path) -> Path:
+    """A folder to put on PYTHONPATH: vLLM finds this module in it as an installed plugin."""
+    (folder / "witness.py").write_text(Path(__file__).read_text())
+    about = folder / "witness-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: witness\nVersion: 0\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nwitness = witness:register\n")
+    return folder
