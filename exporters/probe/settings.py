@@ -198,6 +198,13 @@ VARIABLES: tuple[Variable, ...] = (
         _header,
     ),
     Variable("VLLM_SLO_TENANT_HASH", "tenant_hash", "0", "`1` sends a hash of the tenant instead of its name.", _flag),
+    Variable(
+        "VLLM_SLO_TENANT_SALT",
+        "tenant_salt",
+        "",
+        "Key of that hash, a secret of the deployment: without one whoever knows a name can find its hash.",
+        str,
+    ),
     Variable("VLLM_SLO_STEP_LOG", "step_log", "", "File that gets a line for each scheduler step; to debug.", _path),
     Variable(
         "VLLM_SLO_QUEUE_SIZE",
@@ -260,6 +267,7 @@ class Settings:
     priority_classes: tuple[int, ...]
     tenant_header: str | None
     tenant_hash: bool
+    tenant_salt: str
     step_log: Path | None
     queue_size: int
     export_interval_seconds: float
