@@ -73,6 +73,7 @@ def test_every_variable_has_an_effect() -> None:
         "VLLM_SLO_PRIORITIES": "1,5,9",
         "VLLM_SLO_TENANT_HEADER": "X-Tenant",
         "VLLM_SLO_TENANT_HASH": "yes",
+        "VLLM_SLO_TENANT_SALT": "a secret",
         "VLLM_SLO_STEP_LOG": "/tmp/steps",
         "VLLM_SLO_QUEUE_SIZE": "7",
         "VLLM_SLO_EXPORT_INTERVAL_SECONDS": "0.25",
