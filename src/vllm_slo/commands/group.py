@@ -9,13 +9,14 @@ from vllm_slo.commands.demo import demo
 from vllm_slo.commands.doctor import doctor
 from vllm_slo.commands.event import event
 from vllm_slo.commands.export import export
+from vllm_slo.commands.gpu_exporter import gpu_exporter
 from vllm_slo.commands.import_ import import_
 from vllm_slo.commands.invocation import CONFIG_VARIABLE, LAKE_VARIABLE, PROGRAM, Invocation
 from vllm_slo.commands.query import query
 from vllm_slo.commands.status import status
 from vllm_slo.commands.up import up
 
-COMMANDS: tuple[click.Command, ...] = (up, demo, import_, query, export, event, status, doctor)
+COMMANDS: tuple[click.Command, ...] = (up, demo, import_, query, export, event, status, doctor, gpu_exporter)
 
 
 class _InOrder(click.Group):
