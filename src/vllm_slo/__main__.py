@@ -21,6 +21,7 @@ EXTRAS: dict[str, str] = {
     "numpy": "server",
     "orjson": "server",
     "psutil": "server",
+    "pynvml": "gpu",
     "pyarrow": "server",
     "pydantic": "server",
     "rich": "server",
