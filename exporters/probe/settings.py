@@ -302,7 +302,9 @@ class Settings:
         if faults:
             raise SettingsError("\n".join(faults))
         folder = Path(environ.get("XDG_RUNTIME_DIR") or environ.get("TMPDIR") or "/tmp")
-        own = "vllm-slo" if environ.get("XDG_RUNTIME_DIR") else f"vllm-slo-{os.getuid() if user_id is None else user_id}"
+        own = (
+            "vllm-slo" if environ.get("XDG_RUNTIME_DIR") else f"vllm-slo-{os.getuid() if user_id is None else user_id}"
+        )
         return cls(
             **values,
             protocol=protocol,
