@@ -48,6 +48,7 @@ class VllmServer:
     url: str
     instance: str
     log: Path
+    process_id: int
 
 
 def build_model(python: str, folder: Path) -> Path:
@@ -70,19 +71,20 @@ def serve(
     log: Path,
     *,
     port: int,
-    otlp_endpoint: str,
+    otlp_endpoint: str | None,
     instance: str = "general-0",
     shard: str = "general",
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[VllmServer]:
-    """Starts a server that sends its spans to ``otlp_endpoint``, waits until it is healthy, stops it at the end."""
+    """Starts a server that sends its spans to ``otlp_endpoint`` (None: makes none), stops it at the end."""
     command = [
         *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--served-model-name", MODEL_NAME, "--load-format", "dummy", "--host", "127.0.0.1", "--port", str(port)),
         *("--max-model-len", "40960", "--max-num-seqs", "8", "--max-num-batched-tokens", "2048"),
         *("--dtype", "bfloat16", "--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "2600"),
-        *("--otlp-traces-endpoint", otlp_endpoint, "--disable-uvicorn-access-log"),
+        *(("--otlp-traces-endpoint", otlp_endpoint) if otlp_endpoint else ()),
+        "--disable-uvicorn-access-log",
         *arguments,
     ]
     settings = {
@@ -104,7 +106,7 @@ def serve(
         )
     try:
         _wait_until_healthy(process, url, log)
-        yield VllmServer(url, instance, log)
+        yield VllmServer(url, instance, log, process.pid)
     finally:
         process.terminate()
         try:
