@@ -68,13 +68,17 @@ class Witness:
     """Keeps the log; one in a process."""
 
     def __init__(self, path: Path) -> None:
+        self.probe_says: Callable[[Any], dict[str, Any]] | None = None
+        self.start(path)
+
+    def start(self, path: Path) -> None:
+        """From now on it writes to this file."""
         self._path = path
         self._file: Any = None
         self._steps: dict[int, int] = {}
         self._scheduled = 0
         self._failed = False
         self._random = random.Random(1)
-        self.probe_says: Callable[[Any], dict[str, Any]] | None = None
 
     def watch(self) -> None:
         """Replaces the methods of vLLM's classes by ones that also write."""
