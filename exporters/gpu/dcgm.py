@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_slo.exporters.gpu.reading import Gpu, Instance, Reading
-from vllm_slo.exporters.gpu.series import SERIES, Field, Series
+from vllm_slo.exporters.gpu.series import SERIES, Field, Series, scaled
 
 XID = ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR")
 OFF_THE_BUS = 79
@@ -70,7 +70,7 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
         for sample in family.samples:
             # The parser gives counters the name with _total; DCGM's names have none.
             name = sample.name if sample.name in FIELDS else sample.name.removesuffix("_total")
-            yield name, sample.labels, sample.value
+            yield name, sample.labels, float(sample.value)
 
 
 def _take(gpu: _Found, name: str, labels: dict[str, str], value: float) -> None:
@@ -85,7 +85,7 @@ def _take(gpu: _Found, name: str, labels: dict[str, str], value: float) -> None:
             of = ()
         else:
             continue
-        told = float(bool(int(value) & wanted.bit)) if wanted.bit is not None else value * wanted.scale
+        told = float(bool(int(value) & wanted.bit)) if wanted.bit is not None else scaled(value, wanted.scale)
         gpu.values.setdefault((series.name, of + wanted.labels), told)
 
 

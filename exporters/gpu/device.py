@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from vllm_slo.exporters.gpu.nvml import DRIVER, GPU_HANDLE, MIG_HANDLE, Address, Refused
 from vllm_slo.exporters.gpu.reading import Gpu, Instance, Reading
-from vllm_slo.exporters.gpu.series import SERIES, Ask, Constant, Scope, Series
+from vllm_slo.exporters.gpu.series import COMPARED, SERIES, Ask, Constant, Scope, Series, scaled
 
 LOST = "NVML_ERROR_GPU_IS_LOST"
 UNKNOWN_TO_DRIVER = frozenset({"NVML_ERROR_FUNCTION_NOT_FOUND", "NVML_ERROR_ARGUMENT_VERSION_MISMATCH"})
@@ -38,7 +39,11 @@ class Asked(Protocol):
         """NVML's name of a return code."""
 
 
-def read_gpu(nvml: Asked, index: int, *, processes: bool = False) -> Gpu:
+Activity = Callable[[int, int], float | None]
+"""How busy a GPU instance of a GPU was, as ``gpm.MigActivity.ratio``."""
+
+
+def read_gpu(nvml: Asked, index: int, *, processes: bool = False, activity: Activity | None = None) -> Gpu:
     """Everything NVML tells of one GPU now. A lost GPU is told as lost, any other refusal costs its series only."""
     look = _Look(nvml)
     name = uuid = ""
@@ -53,7 +58,8 @@ def read_gpu(nvml: Asked, index: int, *, processes: bool = False) -> Gpu:
             if instance.gpu_instance not in seen:  # compute instances of one GPU instance share its memory
                 seen.add(instance.gpu_instance)
                 of = (instance.gpu_instance, instance.profile)
-                readings += [Reading(r.series, r.value, of + r.labels) for r in look.readings(address, "mig")]
+                told = [*look.readings(address, "mig"), *look.activity(index, instance, activity)]
+                readings += [replace(reading, labels=of + reading.labels) for reading in told]
         if processes:
             readings += look.processes((index,))
     except Refused as refusal:
@@ -99,13 +105,15 @@ class _Look:
 
     def _of(self, series: Series, address: Address) -> Iterator[Reading]:
         for ask in series.nvml:
+            if ask.function == COMPARED:
+                continue
             try:
                 value = self._value(ask, address)
             except Refused as refusal:
                 self._note(series, ask, refusal)
             else:
                 if value is not None:
-                    yield Reading(series.name, value * ask.scale, ask.labels)
+                    yield Reading(series.name, scaled(value, ask.scale), ask.labels)
 
     def _value(self, ask: Ask, address: Address) -> float | None:
         try:
@@ -166,6 +174,20 @@ class _Look:
                     raise
                 if refusal.error not in ABSENT:  # NOT_FOUND: no device at this position
                     self.failures.append((MIG_HANDLE, refusal.error))
+
+    def activity(self, index: int, instance: Instance, activity: Activity | None) -> Iterator[Reading]:
+        """The share of time in which a MIG instance computed, where that is told."""
+        if activity is None:
+            return
+        for series in (series for series in SERIES if series.scope == "mig"):
+            for ask in (ask for ask in series.nvml if ask.function == COMPARED):
+                try:
+                    value = activity(index, int(instance.gpu_instance))
+                except Refused as refusal:
+                    self._note(series, ask, refusal)
+                else:
+                    if value is not None:
+                        yield Reading(series.name, value)
 
     def processes(self, address: Address) -> Iterator[Reading]:
         """Memory by process; a process whose memory is not told has no reading. Those in MIG instances are summed."""

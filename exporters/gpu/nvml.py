@@ -67,16 +67,17 @@ class Nvml:
     def open(self, address: Address) -> None:
         """Look the device up anew, so that one that came back is found. Raises Refused."""
         *parent, index = address
-        if parent:
-            handle = self._call(MIG_HANDLE, self._handles[tuple(parent)], index)
-        else:
-            handle = self._call(GPU_HANDLE, index)
-        self._handles[address] = handle
+        asked = (MIG_HANDLE, self.handle(tuple(parent))) if parent else (GPU_HANDLE,)
+        self._handles[address] = self.call(*asked, index)
 
     def ask(self, address: Address, function: str, arguments: tuple[Constant, ...] = ()) -> Any:
         """The result of one function for one device, as ``pynvml`` gives it. Raises Refused."""
-        handle = (self._handles[address],) if address else ()
-        return self._call(function, *handle, *map(self.constant, arguments))
+        handle = (self.handle(address),) if address else ()
+        return self.call(function, *handle, *map(self.constant, arguments))
+
+    def handle(self, address: Address) -> Any:
+        """The handle of a device that was opened."""
+        return self._handles[address]
 
     def constant(self, written: Constant) -> Any:
         """The value behind a constant's name; lists for tuples, anything else as it is."""
@@ -88,7 +89,8 @@ class Nvml:
         """NVML's own name of a return code."""
         return self._names.get(code, f"NVML_ERROR_{code}")
 
-    def _call(self, function: str, *arguments: Any) -> Any:
+    def call(self, function: str, *arguments: Any) -> Any:
+        """The result of one function for arguments as they are. Raises Refused."""
         called = getattr(self._binding, function, None)
         if called is None:
             raise Refused(_UNKNOWN_FUNCTION)  # an older pynvml

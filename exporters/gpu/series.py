@@ -16,6 +16,9 @@ DEVICE_LABELS: tuple[str, ...] = ("gpu", "uuid", "name")
 INSTANCE_LABELS: tuple[str, ...] = ("gpu_instance", "profile")
 """Further labels of a MIG instance: NVML's number of the GPU instance, and its profile (``3g.40gb``)."""
 
+COMPARED = "nvmlGpmMetricsGet"
+"""Not asked as the others are: it compares two samples, see ``gpm``."""
+
 Scope = Literal["gpu", "mig", "process"]
 Constant = int | str | tuple["Constant", ...]
 """A number, the name of a constant of ``pynvml``, or a list of them."""
@@ -28,6 +31,15 @@ _MILLI = 0.001
 _NANO = 1e-9
 ALL_LINKS = 0xFFFFFFFF
 """Scope of an NVLink field that means: summed over all links."""
+
+
+def scaled(value: float, scale: float) -> float:
+    """``value * scale``, without the noise that a factor such as 0.01 brings.
+
+    >>> scaled(57, 0.01)
+    0.57
+    """
+    return value * scale if scale >= 1 else value / round(1 / scale)
 
 
 @dataclass(frozen=True)
@@ -352,7 +364,7 @@ SERIES: tuple[Series, ...] = (
         "mig_utilization_ratio",
         "gauge",
         "Share of the time since the last reading in which the MIG instance computed. NVML tells it from Hopper on.",
-        (),
+        (Ask(COMPARED),),
         (Field(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO")),),
         scope="mig",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.gpu import dcgm
 from vllm_slo.exporters.gpu.device import read_gpu
+from vllm_slo.exporters.gpu.gpm import MigActivity
 from vllm_slo.exporters.gpu.nvml import NoGpu, Nvml, live
 from vllm_slo.exporters.gpu.reading import Gpu
 from vllm_slo.exporters.gpu.timed import Timed
@@ -78,6 +80,7 @@ class NvmlSource:
         clock: Clock = time.time,
     ) -> None:
         self._nvml = nvml
+        self._activity = MigActivity(nvml)
         self._processes = processes
         self._clock = clock
         self._known: dict[int, Gpu] = {}
@@ -102,7 +105,7 @@ class NvmlSource:
 
     def _look(self, index: int) -> Gpu:
         try:
-            gpu = read_gpu(self._nvml, index, processes=self._processes)
+            gpu = read_gpu(self._nvml, index, processes=self._processes, activity=self._activity.ratio)
         except Exception as fault:
             self._failures.add((str(index), "", ""), "read", type(fault).__name__)
             raise
@@ -188,5 +191,9 @@ def open_dcgm(url: str, *, limit_seconds: float) -> DcgmSource:
 
 def _page(url: str, timeout_seconds: float) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # an exporter is never behind a proxy
-    with opener.open(url, timeout=timeout_seconds) as answer:
-        return str(answer.read(_PAGE_BYTES).decode())
+    try:
+        with opener.open(url, timeout=timeout_seconds) as answer:
+            return str(answer.read(_PAGE_BYTES).decode())
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise ConnectionError(f"HTTP status {error.code}") from None
