@@ -50,8 +50,9 @@ class Outbox:
     """Records that wait for the receiver.
 
     ``make_exporter`` is called in the thread that sends. ``every_second`` are called about once a second in a thread of
-    their own, so a receiver that hangs does not stop them. Counters: ``exported``; ``dropped``, for want of room;
-    ``failed``, not accepted in time or no span could be made of them; ``errors`` of ``every_second``.
+    their own, so a receiver that hangs does not stop them; ``before_close`` put what still waits elsewhere. Counters:
+    ``exported``; ``dropped``, for want of room; ``failed``, not accepted in time or no span could be made of them;
+    ``errors`` of the two lists.
     Threads start with ``start`` or the first ``put``; a forked child begins empty.
     """
 
@@ -60,6 +61,7 @@ class Outbox:
         self._interval = settings.export_interval_seconds
         self._size = settings.queue_size
         self.every_second: list[Callable[[], None]] = []
+        self.before_close: list[Callable[[], None]] = []
         self._begin()
         os.register_at_fork(after_in_child=partial(_begin_again, weakref.ref(self)))
 
@@ -116,6 +118,11 @@ class Outbox:
         """Sends what waits, for at most this long; what comes later is dropped."""
         if self._closed or not self._running:
             return
+        for each in self.before_close:
+            try:
+                each()
+            except Exception:  # noqa: BLE001
+                self.errors += 1
         self._closed = True
         end = time.monotonic() + timeout_seconds
         self._deadline = end - timeout_seconds / 4
