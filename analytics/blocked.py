@@ -49,10 +49,10 @@ class Blocked:
         """Mean queue time in seconds."""
         return self.queue_nanoseconds / self.rows / NANOSECONDS
 
-    def share(self, reason: str) -> float | None:
-        """Share of the queue time that has a known reason; of all of it for UNKNOWN. None where there is none."""
-        whole = self.queue_nanoseconds - (0 if reason == UNKNOWN else self.of(UNKNOWN))
-        return self.of(reason) / whole if whole else None
+    def share(self, reason: str) -> float:
+        """Share of the whole queue time, the unknown part included; 0 where nobody waited."""
+        whole = self.queue_nanoseconds
+        return self.of(reason) / whole if whole else 0.0
 
     @property
     def leading(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Engine load over time: requests running and waiting, and KV cache use, as sampled from vLLM's own metrics."""
+"""Engine load over time: requests running and waiting, as sampled from vLLM's own metrics or by the probe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_slo.analytics.reading import records
 from vllm_slo.analytics.selection import Selection
 from vllm_slo.analytics.series import STEPS, moment, start_of_step, steps
 
-GAUGES: tuple[str, ...] = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+GAUGES: tuple[str, ...] = ("requests_running", "requests_waiting")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ class Preempted:
     preempted_nanoseconds: int
     recompute_nanoseconds: int
 
+    @property
+    def cost_nanoseconds(self) -> int:
+        """Time in which the requests did not get on."""
+        return self.preempted_nanoseconds + self.recompute_nanoseconds
+
 
 NOTHING = Preempted(0, 0, 0, 0, 0, 0)
 

@@ -2,7 +2,9 @@
 
 Shapes are chosen to look like a busy vLLM fleet: lognormal prompt and output lengths in three context buckets, a daily
 load curve, queue times that grow with the load, shards of unequal speed, a few rows that the quality gate leaves out.
-Rows go in through `Lake.append` and `rollup.rows`, in time order, as the receiver would write them.
+The first shard is a stock server; the others have the probe: their phases are split into parts that sum to them
+exactly, some of their requests are preempted, given up or refused. Rows go in through `Lake.append` and `rollup.rows`,
+in time order, as the receiver would write them.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ import pyarrow.compute as pc
 from vllm_slo.analytics import rollup
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.lake import Lake
+from vllm_slo.exporters.records import DECODE_PARTS, PREFILL_PARTS, PROBE_VERSION, QUEUE_PARTS
 from vllm_slo.exporters.schema import ENGINE_SAMPLES, REQUESTS, SECONDS, TIME
 
 DAY = datetime(2026, 6, 1, tzinfo=UTC)
 NANOSECONDS = 1_000_000_000
 SCRAPE_SECONDS = 5
+PROBE_SECONDS = 1
+STOCK_SHARDS = 1
 DAY_MICROSECONDS = 86_400_000_000
 BUCKET_SHARES = (0.80, 0.16, 0.04)
 BUCKET_MEDIAN_TOKENS = (700, 9_000, 48_000)
@@ -35,7 +40,7 @@ BUCKET_TOKEN_LIMITS = ((8, 4_096), (4_097, 32_768), (32_769, 128_000))
 
 @dataclass(frozen=True)
 class Fleet:
-    """``shards`` instances, the last quarter of them serving a second model."""
+    """``shards`` instances, the last quarter serving a second model, the first STOCK_SHARDS without the probe."""
 
     shards: int = 8
 
@@ -84,7 +89,11 @@ def _batch(random: np.random.Generator, first: float, last: float, size: int, fl
     lot = random.random(size)
     broken = lot < 0.0005
     prefill = np.where(broken, 400_000 * NANOSECONDS, prefill)
-    quality = pa.array(np.where(broken, "uptime_sized_time", "missing_milestone"), mask=lot >= 0.0008)
+    probed = shard >= STOCK_SHARDS
+    ending = np.where(lot < 0.97, np.where(lot < 0.8, 0, 1), np.where(lot < 0.99, 2, np.where(lot < 0.997, 3, 4)))
+    unfinished = probed & (ending >= 2)
+    marks = np.where(unfinished, "unfinished", np.where(broken, "uptime_sized_time", "missing_milestone"))
+    quality = pa.array(marks, mask=~(unfinished | (lot < 0.0008)))
     status = pa.array(np.where((lot > 0.5) & (lot < 0.502), "error", "unset"))
     names, models = fleet.names, [fleet.model(i) for i in range(fleet.shards)]
     shards = _dictionary(shard, names)
@@ -97,7 +106,7 @@ def _batch(random: np.random.Generator, first: float, last: float, size: int, fl
         "request_id": _text_ids(random, size),
         "trace_id": _bytes(random, size, 16),
         "span_id": _bytes(random, size, 8),
-        "source": _constant("stock", size),
+        "source": _dictionary(probed.astype(np.int32), ["stock", "probe"]),
         "service_name": _constant("vllm", size),
         "service_instance_id": shards,
         "shard": shards,
@@ -115,12 +124,63 @@ def _batch(random: np.random.Generator, first: float, last: float, size: int, fl
         "resource_attributes": _dictionary(shard, [_resource(name) for name in names]),
         "received_time": pa.array(end + 1_000_000, pa.int64()).cast(TIME),
         "quality": quality,
+        "records": _dictionary(np.where(probed, 1 + (ending == 4), 0), ["stock", "engine+frontend+edge+stock", "edge"]),
+        "finish_reason": _where(probed, _dictionary(ending, ["stop", "length", "abort", "error", "rejected"])),
+        "http_status": _where(probed, pa.array(np.array([200, 200, 200, 500, 503])[ending])),
+        "client_disconnected": _where(probed, pa.array(ending == 2)),
+        **_parts(random, probed & (ending < 4), queue, prefill, decode, prompt),
     }
     arrays = [
         columns[field.name].cast(field.type) if field.name in columns else pa.nulls(size, field.type)
         for field in REQUESTS.schema
     ]
     return pa.Table.from_arrays(arrays, schema=REQUESTS.schema)
+
+
+def _parts(
+    random: np.random.Generator,
+    known: np.ndarray,
+    queue: np.ndarray,
+    prefill: np.ndarray,
+    decode: np.ndarray,
+    prompt: np.ndarray,
+) -> dict[str, pa.Array]:
+    """The probe's columns of the rows that are ``known``: integer parts that sum to queue, prefill and decode."""
+    size = len(known)
+    hit = random.random(size) < 0.03
+    columns = _split(random, queue, QUEUE_PARTS, (0.5, 1.5, 0.7, 0.05, 0.2), "queue_step")
+    columns |= _split(random, prefill, PREFILL_PARTS, (3.0, 1.0, 0.2, 0.1 * hit, 0.1 * hit), "prefill_other")
+    late = ("preempted", "recompute")
+    columns |= _split(random, decode, (*DECODE_PARTS, *late), (3.0, 0.6, 0.8, 0.5 * hit, 0.2 * hit), "decode_slowdown")
+    for name in late:
+        columns[name] = columns[name] + columns[f"{name}_before_first_token"]
+    lost = np.where(hit, prompt, 0)
+    return {
+        **{f"{name}_seconds": _where(known, _seconds(values)) for name, values in columns.items()},
+        "preemptions": _where(known, pa.array(hit.astype(np.int64))),
+        "lost_tokens": _where(known, pa.array(lost)),
+        "recomputed_tokens": _where(known, pa.array(lost // 2)),
+    }
+
+
+def _split(
+    random: np.random.Generator,
+    whole: np.ndarray,
+    names: tuple[str, ...],
+    weights: tuple[float | np.ndarray, ...],
+    rest: str,
+) -> dict[str, np.ndarray]:
+    """Random integer parts of ``whole``; what division leaves over goes to ``rest``."""
+    shares = [weight * random.exponential(1.0, len(whole)) for weight in weights]
+    every = np.sum(shares, axis=0)
+    parts = {name: (whole * (share / every)).astype(np.int64) for name, share in zip(names, shares, strict=True)}
+    parts[rest] = parts[rest] + whole - np.sum(list(parts.values()), axis=0)
+    return parts
+
+
+def _where(known: np.ndarray, values: pa.Array) -> pa.Array:
+    """The values of rows that are known, null for others."""
+    return pc.if_else(pa.array(known), values, pa.scalar(None, values.type))
 
 
 def _times_on_the_load_curve(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -175,35 +235,74 @@ def _constant(value: str, size: int) -> pa.Array:
 
 
 def _resource(shard: str) -> str:
-    return json.dumps({"service.name": "vllm", "service.instance.id": shard, "vllm.shard": shard})
+    return json.dumps(
+        {"service.name": "vllm", "service.instance.id": shard, "vllm.shard": shard}
+        | ({} if shard < f"shard-{STOCK_SHARDS:02d}" else {PROBE_VERSION: "synthetic"})
+    )
 
 
 def samples(rows: int, fleet: Fleet) -> pa.Table:
-    """A sample of every shard each SCRAPE_SECONDS of the day; its counters say that every request was received."""
-    seconds = np.arange(0, 86_400, SCRAPE_SECONDS)
-    load = 0.55 - 0.45 * np.cos(2 * np.pi * seconds / 86_400)
-    share = np.interp(seconds / 86_400, *_load_so_far()[::-1])
+    """Samples of every shard over the day: scraped each SCRAPE_SECONDS, by the probe each PROBE_SECONDS where it runs.
+
+    The scraped counters say that every request that ends was received.
+    """
     tables = []
     for index, name in enumerate(fleet.names):
-        size = len(seconds)
-        columns: dict[str, pa.Array] = {
-            "day": pa.array(np.full(size, DAY.timestamp() // 86_400, np.int32)).cast(pa.date32()),
-            "time": pa.array(int(DAY.timestamp()) * 1_000_000 + seconds * 1_000_000).cast(TIME),
-            "source": _constant("scrape", size),
-            "service_instance_id": _constant(name, size),
-            "shard": _constant(name, size),
-            "model": _constant(fleet.model(index), size),
-            "engine": _constant("0", size),
-            "process_start_time": pa.array(np.full(size, int(DAY.timestamp()) * 1_000_000)).cast(TIME),
-            "requests_running": pa.array(np.floor(200 * load)),
-            "requests_waiting": pa.array(np.floor(40 * load**3)),
-            "kv_cache_usage_ratio": pa.array(0.9 * load),
-            "requests_finished_total": pa.array(np.floor(share * rows / fleet.shards)),
-            "requests_finished_error_total": pa.array(np.floor(share * rows / fleet.shards / 500)),
+        load, share = _moments(SCRAPE_SECONDS)
+        scraped: dict[str, np.ndarray] = {
+            "requests_running": np.floor(200 * load),
+            "requests_waiting": np.floor(40 * load**3),
+            "kv_cache_usage_ratio": 0.9 * load,
+            "requests_finished_total": np.floor(share * rows / fleet.shards),
+            "requests_finished_error_total": np.floor(share * rows / fleet.shards / 500),
         }
-        arrays = [columns.get(field.name, pa.nulls(size, field.type)) for field in ENGINE_SAMPLES.schema]
-        tables.append(pa.Table.from_arrays(arrays, schema=ENGINE_SAMPLES.schema))
+        tables.append(_samples("scrape", SCRAPE_SECONDS, name, fleet.model(index), scraped))
+        if index >= STOCK_SHARDS:
+            load, _ = _moments(PROBE_SECONDS)
+            blocks, slots = np.full(len(load), 20_000.0), 16.0
+            used = np.floor(0.9 * load * blocks)
+            wasted = np.floor(200 * load) * slots / 2
+            probed = {
+                "interval_seconds": np.full(len(load), float(PROBE_SECONDS)),
+                "requests_running": np.floor(200 * load),
+                "requests_waiting": np.floor(40 * load**3),
+                "kv_blocks_total": blocks,
+                "kv_block_size_tokens": np.full(len(load), slots),
+                "kv_blocks_used": used,
+                "kv_blocks_free": blocks - used,
+                "kv_blocks_cached": np.floor((blocks - used) / 2),
+                "kv_slots_wasted": wasted,
+                "kv_tokens_stored": used * slots - wasted,
+                "kv_fragmentation_ratio": wasted / (used * slots),
+                "probe_dropped_total": np.zeros(len(load)),
+                "probe_errors_total": np.zeros(len(load)),
+            }
+            tables.append(_samples("probe", PROBE_SECONDS, name, fleet.model(index), probed))
     return pa.concat_tables(tables).sort_by("time")
+
+
+def _moments(every: int) -> tuple[np.ndarray, np.ndarray]:
+    """The load at a steady rhythm over the day, and the share of the day's requests so far."""
+    seconds = np.arange(0, 86_400, every)
+    return 0.55 - 0.45 * np.cos(2 * np.pi * seconds / 86_400), np.interp(seconds / 86_400, *_load_so_far()[::-1])
+
+
+def _samples(source: str, every: int, shard: str, model: str, values: dict[str, np.ndarray]) -> pa.Table:
+    seconds = np.arange(0, 86_400, every)
+    size = len(seconds)
+    columns: dict[str, pa.Array] = {
+        "day": pa.array(np.full(size, DAY.timestamp() // 86_400, np.int32)).cast(pa.date32()),
+        "time": pa.array(int(DAY.timestamp()) * 1_000_000 + seconds * 1_000_000).cast(TIME),
+        "source": _constant(source, size),
+        "service_instance_id": _constant(shard, size),
+        "shard": _constant(shard, size),
+        "model": _constant(model, size),
+        "engine": _constant("0", size),
+        "process_start_time": pa.array(np.full(size, int(DAY.timestamp()) * 1_000_000)).cast(TIME),
+        **{name: pa.array(given) for name, given in values.items()},
+    }
+    arrays = [columns.get(field.name, pa.nulls(size, field.type)) for field in ENGINE_SAMPLES.schema]
+    return pa.Table.from_arrays(arrays, schema=ENGINE_SAMPLES.schema)
 
 
 def write(lake: Lake, rows: int, batch_rows: int, fleet: Fleet, buckets: Buckets) -> None:

@@ -9,6 +9,7 @@ from html import escape
 from vllm_slo.analytics.counts import Counts
 from vllm_slo.analytics.coverage import Coverage
 from vllm_slo.analytics.health import Freshness, ReceiverState
+from vllm_slo.analytics.instances import PARTS, Instance
 from vllm_slo.dashboards import names
 from vllm_slo.dashboards.units import age_text, bytes_text, count_text, percent_text
 
@@ -16,12 +17,18 @@ Row = tuple[str, str]
 
 
 def health_table(
-    fresh: Freshness | None, receiver: ReceiverState, counts: Counts, covered: Sequence[Coverage], now: datetime
+    fresh: Freshness | None,
+    receiver: ReceiverState,
+    counts: Counts,
+    covered: Sequence[Coverage],
+    servers: Sequence[Instance],
+    now: datetime,
 ) -> str:
-    """HTML of three small tables."""
+    """HTML of four small tables."""
     return (
         "<div class='slo-health'>"
         + _table("Freshness and receiver", _receiver(fresh, receiver, now))
+        + _table("What each server runs", _levels(servers))
         + _table("Left out of statistics", _left_out(counts))
         + _table("Coverage: spans received of requests finished", _coverage(covered))
         + "</div>"
@@ -55,6 +62,21 @@ def _left_out(counts: Counts) -> list[Row]:
         (names.reason(r), f"{count_text(n)} ({percent_text(n / counts.total)})") for r, n in counts.left_out.items()
     ]
     return rows or [("no row of this selection", "0")]
+
+
+def _levels(servers: Sequence[Instance]) -> list[Row]:
+    rows = [(each.name or "no instance named", level_text(each)) for each in servers]
+    return rows or [("no server in this selection", "unknown")]
+
+
+def level_text(server: Instance) -> str:
+    """`stock`, or the probe with the parts of it that were seen."""
+    if server.level == "stock":
+        return "stock vLLM"
+    missing = [names.PARTS[part] for part in PARTS if part not in server.running]
+    seen = ", ".join(names.PARTS[part] for part in server.running) or "no part seen"
+    version = f" {server.version}" if server.version else ""
+    return f"probe{version}: {seen}" + (f"; no {', no '.join(missing)}" if missing else "")
 
 
 def _coverage(covered: Sequence[Coverage]) -> list[Row]:

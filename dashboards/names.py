@@ -17,6 +17,28 @@ PHASES: dict[str, str] = {
     "residual": "Residual",
 }
 
+QUEUE: dict[str, str] = {
+    "queue_sequence_cap": "sequence cap",
+    "queue_token_budget": "token budget",
+    "queue_kv_blocks": "KV blocks",
+    "queue_deferred": "deferred",
+    "queue_step": "step boundary",
+    "queue_unknown": "unknown",
+}
+"""What blocked the queue; the keys are the stems of columns."""
+
+ENDINGS: dict[str, str] = {
+    "abort": "aborted",
+    "error": "engine error",
+    "rejected": "refused for load",
+    "invalid": "refused as invalid",
+    "failed": "failed (HTTP 5xx)",
+}
+"""How a request ended that did not finish, by its `finish_reason`."""
+
+PARTS: dict[str, str] = {"engine": "engine", "frontend": "front end", "edge": "HTTP edge"}
+"""Parts of the probe."""
+
 REASONS: dict[str, str] = {
     "missing_milestone": "missing milestone",
     "uptime_sized_time": "uptime-sized time",
@@ -24,6 +46,9 @@ REASONS: dict[str, str] = {
     "end_before_start": "end before start",
     "clock_skew": "clock skew",
     "shared_request_id": "further completion of n > 1",
+    "unfinished": "not finished",
+    "superseded": "superseded by the probe's record",
+    "late_record": "late record",
 }
 
 

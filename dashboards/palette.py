@@ -12,7 +12,7 @@ Rgb = tuple[int, int, int]
 class Palette:
     """``low`` to ``high`` is the ramp of intensity; ``strong``, ``medium`` and ``weak`` draw lines and bars.
 
-    ``slower`` is what a slower cell is, in words.
+    ``slower`` is what a slower cell is, in words; ``faint`` fills the area between two lines.
     """
 
     slower: str
@@ -24,6 +24,7 @@ class Palette:
     weak: str
     low: Rgb
     high: Rgb
+    faint: str
 
     def shade(self, intensity: float) -> tuple[str, str]:
         """Background and text colour for an intensity of 0 to 1."""
@@ -45,6 +46,7 @@ LIGHT = Palette(
     weak="#8dbbe0",
     low=(240, 246, 252),
     high=(8, 48, 96),
+    faint="rgba(47, 127, 191, 0.25)",
 )
 DARK = Palette(
     slower="Lighter",
@@ -56,6 +58,7 @@ DARK = Palette(
     weak="#3f78a8",
     low=(34, 44, 58),
     high=(200, 226, 250),
+    faint="rgba(127, 184, 230, 0.3)",
 )
 
 

@@ -50,6 +50,20 @@ def stylesheet(palette: Palette) -> str:
   font-variant-numeric: tabular-nums; }}
 .slo-health caption {{ caption-side: top; text-align: left; font-weight: 600; font-size: .95rem; color: {palette.text};
   padding: 0 0 .3rem; }}
+.slo-heats.wide {{ grid-template-columns: 1fr; }}
+.slo-heats.wide .value {{ display: inline; margin-right: .5em; }}
+.slo-heat .why {{ font-size: .84rem; white-space: nowrap; }}
+@media (max-width: 1000px) {{
+  .slo-heats.wide .value, .slo-heats.wide .why {{ display: block; white-space: normal; margin: 0; }}
+}}
+.slo-figures {{ overflow-x: auto; }}
+.slo-figures table {{ border: none; border-collapse: collapse; font-size: .84rem; color: {palette.text};
+  font-variant-numeric: tabular-nums; }}
+.slo-figures th, .slo-figures td {{ border: none; padding: .25rem .9rem .25rem 0; text-align: right; font-weight: 400;
+  white-space: nowrap; }}
+.slo-figures thead th {{ color: {palette.quiet}; }}
+.slo-figures tbody tr {{ border-top: 1px solid {palette.line}; }}
+.slo-figures tbody th {{ text-align: left; }}
 .slo-events table {{ border: none; border-collapse: collapse; font-size: .86rem; color: {palette.text};
   font-variant-numeric: tabular-nums; }}
 .slo-events th, .slo-events td {{ border: none; padding: .2rem 1.4rem .2rem 0; text-align: left; font-weight: 400; }}

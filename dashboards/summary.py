@@ -29,7 +29,7 @@ def tiles(counts: Counts, tables: Mapping[str, PercentileTable], covered: Sequen
     """Requests, errors, rows left out, then the median and the tail of each metric over the whole selection."""
     reasons = ", ".join(f"{count_text(n)} {names.reason(r)}" for r, n in counts.left_out.items())
     found = [
-        Tile("requests", "Requests", count_text(counts.total), f"{count_text(counts.counted)} in the statistics"),
+        Tile("requests", "Requests", count_text(counts.requests), f"{count_text(counts.counted)} in the statistics"),
         _errors(counts, covered),
         Tile("left_out", "Left out", count_text(sum(counts.left_out.values())), reasons or "no row was unusable"),
     ]
@@ -37,16 +37,17 @@ def tiles(counts: Counts, tables: Mapping[str, PercentileTable], covered: Sequen
 
 
 def _errors(counts: Counts, covered: Sequence[Coverage]) -> Tile:
-    """From the rows where these tell, else from vLLM's own counters, else unknown: never 0 for want of knowledge."""
-    key, label = "errors", "Errors"
-    if counts.counted > counts.untold:
-        if not counts.untold:
-            return Tile(
-                key, label, count_text(counts.errors), f"{percent_text(counts.errors / counts.counted)} of those"
-            )
-        return Tile(
-            key, label, count_text(counts.errors), f"{count_text(counts.untold)} requests do not tell", "or more"
-        )
+    """From the rows where these tell, else from vLLM's own counters, else unknown: never 0 for want of knowledge.
+
+    Requests that did not finish are left out of latency, and are errors all the same.
+    """
+    key, label = "errors", "Errors and aborts"
+    telling = counts.counted - counts.untold + counts.unfinished
+    if telling:
+        bad = counts.errors + counts.unfinished
+        if counts.untold:
+            return Tile(key, label, count_text(bad), f"{count_text(counts.untold)} requests do not tell", "or more")
+        return Tile(key, label, count_text(bad), f"{percent_text(bad / telling)} of {count_text(telling)}")
     counters = [(c.failed, c.finished) for c in covered if c.failed is not None and c.finished]
     if not counters:
         return Tile(key, label, "unknown" if counts.counted else "no data", "spans of vLLM do not tell; scrape it")

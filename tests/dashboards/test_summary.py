@@ -30,9 +30,17 @@ def test_errors_come_from_the_counters_of_vllm_where_spans_do_not_tell() -> None
 
 def test_errors_of_rows_that_tell_are_a_share_of_all_and_a_lower_bound_when_some_do_not() -> None:
     every = errors(replace(STOCK, errors=5, untold=0), SCRAPED)
-    assert (every.value, every.statistic, every.note) == ("5", "", "5.0 % of those")
+    assert (every.value, every.statistic, every.note) == ("5", "", "5.0 % of 100")
     some = errors(replace(STOCK, errors=5, untold=60), SCRAPED)
     assert (some.value, some.statistic, some.note) == ("5", "or more", "60 requests do not tell")
+
+
+def test_requests_that_did_not_finish_are_errors_though_they_are_in_no_latency() -> None:
+    probed = replace(STOCK, untold=0, left_out={"superseded": 7, "unfinished": 25})
+    assert (errors(probed).value, errors(probed).note) == ("25", "20.0 % of 125")
+    assert next(tile for tile in tiles(probed, {}) if tile.key == "requests").value == "125"
+    every = errors(replace(probed, counted=0))
+    assert (every.value, every.note) == ("25", "100 % of 25")
 
 
 def test_nothing_counted_is_no_data() -> None:
