@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_slo.exporters.probe.http_request import HttpRequest
+from vllm_slo.exporters.probe.outbox import Record
 
 WAIT_SECONDS = 2.0
 """Shorter than the time for which the lake holds the engine's record of the same request back to merge them."""
@@ -26,7 +27,7 @@ LIMIT = 10_000
 CURRENT: ContextVar[HttpRequest | None] = ContextVar("vllm_slo_http_request", default=None)
 
 
-class EngineSide(Protocol):
+class EngineSide(Record, Protocol):
     """One engine request as this process sees it."""
 
     http: HttpRequest | None
@@ -47,7 +48,7 @@ class Link:
 
     def __init__(
         self,
-        put: Callable[[object], object],
+        put: Callable[[Record], None],
         later: Later = _later,
         clock: Callable[[], float] = time.monotonic,
         limit: int = LIMIT,
@@ -142,7 +143,7 @@ class Front:
     """
 
     link: Link
-    put: Callable[[object], object]
+    put: Callable[[Record], None]
     tenant_header: bytes | None
     tenant: Callable[[bytes], str | None]
 

@@ -10,6 +10,7 @@ import pytest
 from vllm_slo.exporters.probe import link as links
 from vllm_slo.exporters.probe.http_request import HttpRequest
 from vllm_slo.exporters.probe.link import CURRENT, WAIT_SECONDS, Link
+from vllm_slo.exporters.probe.spans import SpanData
 
 
 class Engine:
@@ -19,6 +20,9 @@ class Engine:
         self.http: HttpRequest | None = None
         self.ended = False
         self.sent = False
+
+    def span(self) -> SpanData:
+        raise NotImplementedError
 
 
 class World:
