@@ -37,8 +37,8 @@ def headline(found: Sequence[KvUse]) -> tuple[str, str]:
         return title, "vLLM counts blocks; how many of their slots hold a token is unknown without the probe."
     worst = max((each for each in known if each.wasted_ratio is not None), key=_wasted, default=None)
     if worst is not None:
-        most = "" if len(known) == 1 else "up to "
-        title += f"; {most}{percent_text(_wasted(worst))} of their slots empty"
+        title += f"; {percent_text(_wasted(worst))} of used slots empty"
+        title += f" ({worst.name})" if len(found) > 1 else ""
     return title, (
         "Between the lines of blocks in use and of slots that hold a token lies internal fragmentation: slots of "
         "half-filled blocks. Cached blocks are free and keep content for reuse."
