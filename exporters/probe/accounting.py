@@ -1,0 +1,314 @@
+"""The life of every request of one engine, from the events of its scheduler. Pure: integers in, integers out.
+
+Events come in the order in which the engine core makes them: any number of `added`, `ended`, `preempted`; then
+`schedule_begins`, the `preempted` of that scan, `schedule_ends`; then, for the oldest step not yet processed,
+`update_begins`, the `ended` and `paused_session` of its output, `update_ends`. With asynchronous scheduling or
+pipeline parallelism several steps are scheduled before the first is processed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from vllm_slo.exporters.probe.clocks import Gaps, StepClock
+from vllm_slo.exporters.probe.life import DECODE, ENDED, PREEMPTED, PREFILL, QUEUED, RECOMPUTE, Cell, Life
+from vllm_slo.exporters.probe.phases import book, own_share
+from vllm_slo.exporters.probe.steps import Chunk, Observer, Step
+from vllm_slo.exporters.probe.waiting import Waiting
+
+
+class Accounting:
+    """See the module; ``done`` gets each life that has ended."""
+
+    def __init__(self, observer: Observer, done: Callable[[Life], None]) -> None:
+        self.in_flight: dict[str, Life] = {}
+        self.prefilling: dict[Life, None] = {}
+        """Lives that still have prompt or lost tokens to be scheduled."""
+        self.awaiting: dict[Life, None] = {}
+        """Lives whose next token ends their prefill or recomputation, everything before it being scheduled."""
+        self.decoding: dict[Cell, int] = {}
+        self.waiting = Waiting()
+        self.steps = StepClock()
+        self.gaps = Gaps()
+        self.pipeline: deque[Step] = deque()
+        self.now_ns = 0
+        self.in_schedule = self.in_update = False
+        self.step_count = self.step_sum_ns = self.step_longest_ns = 0
+        self.prefill_tokens = self.decode_tokens = self.lost_tokens = self.recomputed_tokens = 0
+        self.preemptions = self.aborted = 0
+        self._observer = observer
+        self._done = done
+        self._running = 0
+        self._idle = True
+        self._gap_from_ns = 0
+        self._ended: list[tuple[Life, str, int]] = []
+        self._sessions: list[tuple[Life, int, bool]] = []
+
+    # Between steps
+
+    def added(self, life: Life) -> None:
+        """A request has been queued at its ``queued_ns``."""
+        self.in_flight[life.engine_request_id] = life
+        self.waiting.newcomers.append(life)
+
+    def session_goes_on(self, life: Life, now_ns: int) -> None:
+        """A session that waited for input got some; without effect while it is still busy with the last one."""
+        if life.phase == QUEUED and life.deferred_reason == "streaming":
+            self._book(life, now_ns)
+            self._queue_anew(life, None)
+
+    def paused(self) -> None:
+        """The engine schedules nothing for a while: the time until it does again is part of no step."""
+        self._idle = True
+
+    def preempted(self, life: Life, now_ns: int, lost_tokens: int, cause: str) -> None:
+        """A running request lost its blocks, in a scan as of its begin; ``lost_tokens`` were computed."""
+        if self.in_schedule:
+            now_ns = self.now_ns
+        phase = life.phase
+        if phase not in (PREFILL, DECODE, RECOMPUTE):
+            return
+        self._leave_running(life, now_ns)
+        target = lost_tokens
+        if phase == RECOMPUTE:
+            self._recomputed(life, min(lost_tokens, life.recompute_target))
+            target = max(target, life.recompute_target)
+        life.recompute_target = target
+        life.preemptions += 1
+        life.lost_tokens += lost_tokens
+        self.preemptions += 1
+        self.lost_tokens += lost_tokens
+        life.phase = PREEMPTED
+        self.prefilling.pop(life, None)
+        self._observer.preempted(life.cell, cause, lost_tokens)
+
+    def ended(self, life: Life, now_ns: int, reason: str, computed: int = 0) -> None:
+        """A request ended; within an update that is when the update ends."""
+        if life.phase == ENDED:
+            return
+        if self.in_update:
+            self._ended.append((life, reason, computed))
+        else:
+            self._end(life, now_ns, reason, computed)
+
+    # A scan of the scheduler
+
+    def schedule_begins(self, now_ns: int) -> None:
+        """The scheduler starts to choose a step."""
+        self.waiting.tick(now_ns)
+        if self._idle and not self.pipeline:
+            self.steps.skip(now_ns)
+            self._idle = False
+        self.now_ns = now_ns
+        self.in_schedule = True
+
+    def looked_at(self, life: Life, deferred: str | None) -> None:
+        """The scan looked at this waiting request; ``deferred`` says why it passed over it, if so."""
+        if life.phase != QUEUED or life.deferred_reason == deferred:
+            return
+        self._book(life, self.now_ns)
+        life.deferred_reason = deferred
+        if deferred is None:
+            life.queue_open = self.waiting.clock.read()
+
+    def admitted(self, life: Life, computed: int) -> None:
+        """The scan chose this waiting request, of whose tokens ``computed`` need no computing."""
+        now_ns = self.now_ns
+        phase = life.phase
+        if phase == QUEUED:
+            self._book(life, now_ns)
+            life.deferred_reason = None
+            life.phase = PREFILL
+            life.share_open = self._share_now(now_ns)
+            if not life.scheduled_ns:
+                life.scheduled_ns = now_ns
+                self._observer.scheduled(life.cell, life.queue)
+            self.waiting.remember_blockers(life)
+        elif phase == PREEMPTED:
+            self._book(life, now_ns)
+            life.phase = RECOMPUTE
+            life.resume_cached = computed
+        else:
+            return
+        self._running += 1
+        self.awaiting.pop(life, None)
+        self.prefilling[life] = None
+
+    def schedule_ends(
+        self,
+        key: object,
+        tokens: int,
+        sequences: int,
+        chunks: Sequence[Chunk],
+        reason: int,
+        head: Life | None = None,
+        blocker: str | None = None,
+    ) -> Step:
+        """The step is chosen: ``tokens`` of ``sequences`` requests, ``chunks`` of those in `prefilling`.
+
+        ``reason`` (of `blocked`) stopped the scan at ``head``, if anybody still waits; ``blocker`` has what it wants.
+        """
+        self.in_schedule = False
+        kept = []
+        for chunk in chunks:
+            kept.append((chunk, chunk.life.preemptions))
+            if chunk.last:
+                del self.prefilling[chunk.life]
+                self.awaiting[chunk.life] = None
+        step = Step(key, self.now_ns, tokens, sequences - len(kept), kept)
+        self.pipeline.append(step)
+        self.waiting.found(reason, head, blocker)
+        self.prefill_tokens += step.prefill_tokens
+        self.decode_tokens += tokens - step.prefill_tokens
+        return step
+
+    # Its output
+
+    def update_begins(self) -> None:
+        """The scheduler starts to take in the output of a step."""
+        self.in_update = True
+
+    def paused_session(self, life: Life, tokens: int, waits: bool) -> None:
+        """A turn of a session ended with ``tokens`` of output; ``waits``: there is no further input yet."""
+        self._sessions.append((life, tokens, waits))
+
+    def update_ends(self, key: object, now_ns: int, arrived: Iterable[Life]) -> None:
+        """The output of the step ``key`` is taken in; the lives of `awaiting` that got a token have ``arrived``."""
+        self.in_update = False
+        pipeline = self.pipeline
+        while pipeline:
+            step = pipeline.popleft()
+            if step.key is key:
+                self._step_ended(step, now_ns)
+                break
+        for life in arrived:
+            del self.awaiting[life]
+            self._got_token(life, now_ns)
+        if self._sessions:
+            for life, tokens, waits in self._sessions:
+                life.earlier_tokens += tokens
+                self._leave_running(life, now_ns)
+                self._queue_anew(life, "streaming" if waits else None)
+            self._sessions.clear()
+        if self._ended:
+            for life, why, computed in self._ended:
+                self._end(life, now_ns, why, computed)
+            self._ended.clear()
+        if not self._running and not pipeline:
+            self._idle = True
+
+    def _step_ended(self, step: Step, now_ns: int) -> None:
+        clock = self.steps
+        began = max(step.start_ns, clock.at_ns)
+        length = clock.tick(now_ns, began, step.tokens, step.prefill_tokens, step.decoding)
+        self.step_count += 1
+        self.step_sum_ns += length
+        self.step_longest_ns = max(self.step_longest_ns, length)
+        self._observer.step(length)
+        if step.decoding:
+            gap = now_ns - self._gap_from_ns
+            self._gap_from_ns = now_ns
+            self.gaps.add(now_ns, gap)
+            if self.decoding:
+                self._observer.output_gap(gap, self.decoding)
+        elif not self.decoding:
+            self._gap_from_ns = now_ns
+        executed = now_ns - began
+        for chunk, preemptions in step.chunks:
+            life = chunk.life
+            if life.preemptions != preemptions:
+                continue
+            if life.phase == PREFILL:
+                own_share(life, executed * chunk.tokens // step.tokens)
+            elif life.phase == RECOMPUTE and not life.turn_has_token and chunk.computed >= life.recompute_target:
+                self._book(life, now_ns)
+                self._recomputed(life, life.recompute_target)
+                life.phase = PREFILL
+                life.share_open = clock.prefill_ns
+
+    def _got_token(self, life: Life, now_ns: int) -> None:
+        """The first token of the turn, or the first after a preemption in the middle of it."""
+        phase = life.phase
+        if phase in (QUEUED, DECODE, ENDED):
+            return
+        self._book(life, now_ns)
+        first = not life.turn_has_token
+        life.turn_has_token = True
+        if first and not life.first_token_ns:
+            life.first_token_ns = now_ns
+            waited = now_ns + life.offset_ns - life.arrival_ns
+            self._observer.first_token(life.cell, waited, life.prefill)
+        if phase == RECOMPUTE:
+            self._recomputed(life, life.recompute_target)
+        if not first:
+            gap = now_ns - life.gap_since_ns
+            life.worst_gap_ns = max(life.worst_gap_ns, gap)
+            self._observer.one_gap(life.cell, gap)
+        life.gap_since_ns = now_ns
+        if phase != PREEMPTED:
+            life.phase = DECODE
+            life.decode_open = self.steps.read()
+            self.decoding[life.cell] = self.decoding.get(life.cell, 0) + 1
+
+    def _end(self, life: Life, now_ns: int, reason: str, computed: int) -> None:
+        if life.phase == PREFILL and now_ns == self.steps.at_ns and reason in ("stop", "length", "repetition"):
+            # A pooling request: its only output is no token.
+            self._got_token(life, now_ns)
+        if life.phase == RECOMPUTE:
+            self._recomputed(life, min(computed, life.recompute_target))
+        self.waiting.left(life, now_ns)
+        self._leave_running(life, now_ns)
+        self.prefilling.pop(life, None)
+        self.awaiting.pop(life, None)
+        self.in_flight.pop(life.engine_request_id, None)
+        if not life.scheduled_ns:
+            self.waiting.remember_blockers(life)
+        life.phase = ENDED
+        life.end_ns = now_ns
+        life.finish_reason = reason
+        life.reference_ns = self.steps.reference.smallest_ns
+        if reason == "abort":
+            self.aborted += 1
+        self._observer.finished(life.cell, reason, now_ns + life.offset_ns - life.arrival_ns)
+        self._done(life)
+
+    def _leave_running(self, life: Life, now_ns: int) -> None:
+        phase = life.phase
+        self._book(life, now_ns)
+        if phase == DECODE:
+            left = self.decoding[life.cell] - 1
+            if left:
+                self.decoding[life.cell] = left
+            else:
+                del self.decoding[life.cell]
+        if phase in (PREFILL, DECODE, RECOMPUTE):
+            self._running -= 1
+
+    def _queue_anew(self, life: Life, deferred: str | None) -> None:
+        life.phase = QUEUED
+        life.deferred_reason = deferred
+        life.turn_has_token = False
+        life.queue_open = None
+        if deferred is None:
+            self.waiting.newcomers.append(life)
+
+    def _book(self, life: Life, now_ns: int) -> None:
+        book(life, now_ns, self.waiting.clock, self.steps, self.gaps)
+
+    def _recomputed(self, life: Life, computed: int) -> None:
+        tokens = computed - life.resume_cached
+        if tokens > 0:
+            life.recomputed_tokens += tokens
+            self.recomputed_tokens += tokens
+            self._observer.recomputed(tokens)
+
+    def _share_now(self, now_ns: int) -> int:
+        """Reading of the prefill clock in the middle of a step."""
+        clock = self.steps
+        if not self.pipeline:
+            return clock.prefill_ns
+        step = self.pipeline[0]
+        if not step.prefill_tokens:
+            return clock.prefill_ns
+        return clock.prefill_ns + (now_ns - max(step.start_ns, clock.at_ns)) * step.prefill_tokens // step.tokens

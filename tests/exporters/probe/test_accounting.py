@@ -1,0 +1,72 @@
+"""The accounting against a twin that keeps everything, over random histories."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe_twin import Chaos, Twin
+
+
+def compare(chaos: Chaos) -> None:
+    twin = Twin(chaos)
+    assert sorted(life.engine_request_id for life in chaos.ended) == sorted(chaos.fates)
+    for fate in chaos.fates.values():
+        life = fate.life
+        assert life is not None
+        assert life.finish_reason == fate.reason
+        deferred = life.deferred or {}
+        got = {
+            "step": life.queue_step,
+            "sequence_cap": life.queue_sequence_cap,
+            "token_budget": life.queue_token_budget,
+            "kv_blocks": life.queue_kv_blocks,
+            **{reason: deferred.get(reason, 0) for reason in ("grammar", "lora", "streaming", "encoder", "paused")},
+            "head": life.head_ns,
+            "own": life.prefill_own,
+            "interference": life.prefill_interference,
+            "other": life.prefill_other,
+            "work": life.decode_work,
+            "slowdown": life.decode_slowdown,
+            "decode_interference": life.decode_interference,
+            "preempted": life.preempted,
+            "preempted_before": life.preempted_before,
+            "recompute": life.recompute,
+            "recompute_before": life.recompute_before,
+        }
+        assert got == twin.parts(fate), fate
+        assert min(got.values()) >= 0
+        assert life.queue + life.prefill + life.decode == life.end_ns - life.queued_ns
+        assert (life.scheduled_ns, life.first_token_ns, life.end_ns) == (fate.scheduled, fate.first_token, fate.end)
+        assert (life.preemptions, life.lost_tokens) == (fate.preemptions, fate.lost)
+        assert life.recomputed_tokens == fate.recomputed
+        assert life.recomputed_tokens <= life.lost_tokens
+        if not fate.session and fate.first_token:
+            assert life.prefill == life.first_token_ns - life.scheduled_ns
+            assert life.decode == life.end_ns - life.first_token_ns
+    accounting = chaos.accounting
+    assert not accounting.in_flight
+    assert not accounting.prefilling
+    assert not accounting.awaiting
+    assert not accounting.decoding
+    assert accounting.lost_tokens == sum(fate.lost for fate in chaos.fates.values())
+    assert accounting.recomputed_tokens == sum(fate.recomputed for fate in chaos.fates.values())
+
+
+@given(random=st.randoms(use_true_random=False), depth=st.integers(1, 3), events=st.integers(1, 120))
+@settings(max_examples=60, deadline=None)
+def test_every_part_of_any_history_equals_the_direct_sum(random: Random, depth: int, events: int) -> None:
+    chaos = Chaos(random, depth)
+    chaos.run(events)
+    compare(chaos)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_long_histories_equal_the_direct_sum(depth: int, seed: int) -> None:
+    chaos = Chaos(Random(seed), depth)
+    chaos.run(1500)
+    compare(chaos)
