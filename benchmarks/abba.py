@@ -11,7 +11,6 @@ The server without the probe has no telemetry at all; the one with it sends to a
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import random
@@ -151,7 +150,11 @@ def servers(python: str, cores: Sequence[int]) -> Iterator[tuple[VllmServer, Vll
 
 
 def figures(found: Sequence[tuple[Run, Run]]) -> dict[str, object]:
-    """Ratios and what lies behind them."""
+    """Ratios and what lies behind them: medians over the runs, with the probe and without."""
+
+    def medians(name: str, scale: float) -> list[float]:
+        return [scale * statistics.median(getattr(run, name) for run in side) for side in zip(*found, strict=True)]
+
     cpu = ratio([(a.cpu_per_request, b.cpu_per_request) for a, b in found])
     throughput = ratio([(a.tokens_per_second, b.tokens_per_second) for a, b in found])
     ttft = ratio([(a.ttft_p99, b.ttft_p99) for a, b in found])
@@ -166,13 +169,9 @@ def figures(found: Sequence[tuple[Run, Run]]) -> dict[str, object]:
         "ttft_p99_ratio": ttft.mean,
         "ttft_p99_ratio_low": ttft.low,
         "ttft_p99_ratio_high": ttft.high,
-        "cpu_ms_per_request": [
-            1_000 * statistics.median(run.cpu_per_request for run in side) for side in zip(*found, strict=True)
-        ],
-        "tokens_per_second": [
-            statistics.median(run.tokens_per_second for run in side) for side in zip(*found, strict=True)
-        ],
-        "ttft_p99_ms": [1_000 * statistics.median(run.ttft_p99 for run in side) for side in zip(*found, strict=True)],
+        "cpu_ms_per_request": medians("cpu_per_request", 1_000),
+        "tokens_per_second": medians("tokens_per_second", 1),
+        "ttft_p99_ms": medians("ttft_p99", 1_000),
     }
 
 
@@ -218,7 +217,7 @@ async def _client(
     for prompt, output in work:
         body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": output, "ignore_eos": True, "stream": True}
         start, first = time.monotonic(), 0.0
-        async with client.stream("POST", f"{url}/v1/completions", content=json.dumps(body)) as response:
+        async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
             assert response.status_code == 200, await response.aread()
             async for _ in response.aiter_raw():
                 first = first or time.monotonic()

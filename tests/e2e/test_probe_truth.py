@@ -19,8 +19,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from e2e import recomputed
 from e2e.probe_load import Seen, overload, send
+from e2e.probe_rows import Row, rows, rows_of
 from e2e.probe_system import ProbedServer, probed_server
-from e2e.product import Up, query, wait_until
+from e2e.product import Up, wait_until
 from e2e.tee import kept, tee
 from vllm_slo.exporters.records import DECODE_PARTS, PREFILL_PARTS, QUEUE_PARTS
 
@@ -39,7 +40,7 @@ class Truth:
     server: ProbedServer
     lake: Path
     seen: list[Seen]
-    rows: dict[str, dict[str, Any]]
+    rows: dict[str, Row]
     counters: dict[str, float]
     stock: dict[str, Span]
     log: recomputed.Log
@@ -63,17 +64,14 @@ def truth(
         before = counters(server.url)
         seen = send(server.url, overload("truth", request.param, PER_SECOND, seed=11))
         wait_until(lambda: idle(server.url), "the server does not come to rest")
-        wait_until(
-            lambda: query(lake, "select 1 from requests having count(*) >= " + str(len(seen))), "rows are missing"
-        )
+        rows_of(lake, seen)
         after = counters(server.url)
         wait_until(lambda: len(kept(copy, "llm_request")) >= sum(not each.given_up for each in seen), "spans missing")
-        rows = rows_by_id(lake)
         yield Truth(
             server,
             lake,
             seen,
-            rows,
+            rows(lake),
             {name: value - before.get(name, 0.0) for name, value in after.items()},
             {attribute(span, "gen_ai.request.id"): span for span in kept(copy, "llm_request")},
             recomputed.read(server.witness_log),
@@ -103,25 +101,6 @@ def attribute(span: Span, key: str) -> Any:
     return getattr(value, value.WhichOneof("value"))
 
 
-def rows_by_id(lake: Path) -> dict[str, dict[str, Any]]:
-    """Rows by request id, durations in whole nanoseconds; fails when a request has two."""
-    stems = [
-        *("queue", "prefill", "decode", *QUEUE_PARTS, *PREFILL_PARTS, *DECODE_PARTS, "preempted", "recompute"),
-        *("token_budget_blocker", "queue_behind"),
-    ]
-    durations = ", ".join(f"({stem}_seconds * 1000000000)::bigint as {stem}" for stem in stems)
-    times = ", ".join(f"epoch_ns({name}_time) as {name}_ns" for name in ("queued", "scheduled", "first_token"))
-    rows = query(
-        lake,
-        f"""select request_id, engine_request_id, records, source, quality, finish_reason, prompt_tokens,
-                   completion_tokens, cached_tokens, preemptions, lost_tokens, recomputed_tokens, client_disconnected,
-                   http_status, token_budget_blocker as budget_blocker, {durations}, {times} from requests""",
-    )
-    found = {row["request_id"]: row for row in rows}
-    assert len(found) == len(rows), "a request is in the lake twice"
-    return found
-
-
 def test_every_request_of_every_client_is_one_row(truth: Truth) -> None:
     assert truth.rows.keys() == {each.request_id for each in truth.seen}
     assert sum(each.given_up for each in truth.seen) >= len(truth.seen) // 25
@@ -148,15 +127,15 @@ def test_clients_that_went_away_are_aborts_unless_the_server_was_done_first(trut
 def test_totals_equal_the_counters_of_vllm_where_both_count_the_same(truth: Truth) -> None:
     """Where they do not: vLLM counts no client abort as finished, and a preemption only when its victim has another
     token, so those of requests that were given up while preempted are missing there."""
-    rows, vllm = truth.rows.values(), truth.counters
-    assert sum(row["finish_reason"] == "length" for row in rows) == vllm["request_success_total:length"]
+    found, vllm = truth.rows.values(), truth.counters
+    assert sum(row["finish_reason"] == "length" for row in found) == vllm["request_success_total:length"]
     assert all(vllm.get(f"request_success_total:{reason}", 0) == 0 for reason in ("abort", "error", "stop"))
-    first_token = [row for row in rows if row["first_token_ns"] is not None]
+    first_token = [row for row in found if row["first_token_ns"] is not None]
     assert sum(row["prompt_tokens"] for row in first_token) == vllm["prompt_tokens_total"]
-    assert sum(row["completion_tokens"] for row in rows) == vllm["generation_tokens_total"]
+    assert sum(row["completion_tokens"] for row in found) == vllm["generation_tokens_total"]
     assert sum(row["cached_tokens"] for row in first_token) == vllm["prompt_tokens_cached_total"]
-    preempted = sum(row["preemptions"] for row in rows)
-    given_up = sum(row["preemptions"] for row in rows if row["finish_reason"] == "abort")
+    preempted = sum(row["preemptions"] for row in found)
+    given_up = sum(row["preemptions"] for row in found if row["finish_reason"] == "abort")
     assert preempted - given_up <= vllm["num_preemptions_total"] <= preempted
     assert preempted > 0, "the load preempted nobody: it tests too little"
 
