@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import duckdb
@@ -19,10 +19,13 @@ LONGEST_REQUEST = timedelta(hours=6)
 class Coverage:
     """One instance between its first and last sample of the range (``since``, ``until``]; the whole range without any.
 
-    ``received`` counts every row of `requests` that ended then, whatever its quality and context bucket: vLLM counts
-    them all. ``finished`` is what vLLM's counters rose by, restarts allowed for; None with fewer than two samples.
+    ``received`` counts every request and further completion that ended then, whatever its quality and context bucket:
+    vLLM counts them all. ``finished`` is what vLLM's counters rose by, restarts allowed for; None with fewer than two
+    samples.
     ``received`` can pass ``finished`` by the few requests that end while a scrape is answered; more is a sign of two
     servers under one name. ``failed`` of the finished ended as `error` or `abort`; None where vLLM does not count them.
+    ``uncounted`` more were received that vLLM's counters leave out, by finish reason: clients gave them up, or they
+    never reached the engine. Only the probe tells of them.
     ``reason`` says why coverage is unknown, None where it is known.
     """
 
@@ -33,6 +36,7 @@ class Coverage:
     until: datetime
     failed: int | None = None
     reason: str | None = None
+    uncounted: dict[str, int] = field(default_factory=dict)
 
     @property
     def covered(self) -> int | None:
@@ -45,6 +49,13 @@ UNMATCHED = (
     "no span names this instance, while others or none are named; start vLLM with "
     "OTEL_RESOURCE_ATTRIBUTES=service.instance.id=INSTANCE, the name of its scrape target"
 )
+
+
+_UNCOUNTED = (
+    "quality = 'unfinished' and (finish_reason in ('rejected', 'invalid', 'failed') "
+    "or (finish_reason = 'abort' and coalesce(records, '') not like '%stock%'))"
+)
+"""SQL: requests that vLLM does not count as finished. It writes a span, a `stock` record, of all those it counts."""
 
 
 def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tuple[Coverage, ...]:
@@ -64,7 +75,7 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
             "lag(errors) over engine as errors_before, "
             "process_start_time > lag(process_start_time) over engine as restarted "
             f"from engine_samples where {chosen.within('time')} and {chosen.engines()} "
-            "and requests_finished_total is not null "
+            "and source = 'scrape' and requests_finished_total is not null "
             "window engine as (partition by service_instance_id, model, engine order by time)) "
             "select instance, sum(case when before is null then 0 "
             "when restarted or value < before then value else value - before end), "
@@ -79,14 +90,19 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
         for instance, (_, first, last, _) in scraped.items()
     )
     ended = f"case service_instance_id {windows} else {whole} end" if windows else whole
-    received: dict[str | None, int] = dict(
-        records(
-            connection,
-            f"select service_instance_id, count(*) filter (where {ended}) from requests "
-            f"where start_time >= {literal(chosen.start - LONGEST_REQUEST)} and start_time < {literal(chosen.end)} "
-            f"and {chosen.dimensions()} and source <> 'client' group by service_instance_id",
-        )
-    )
+    received: dict[str | None, int] = {}
+    uncounted: dict[str | None, dict[str, int]] = {}
+    for instance, reason, count in records(
+        connection,
+        f"select service_instance_id, case when {_UNCOUNTED} then finish_reason end, count(*) filter (where {ended}) "
+        f"from requests where start_time >= {literal(chosen.start - LONGEST_REQUEST)} "
+        f"and start_time < {literal(chosen.end)} and {chosen.dimensions()} and source <> 'client' "
+        "and coalesce(quality, '') not in ('superseded', 'late_record') group by 1, 2",
+    ):
+        if reason is None:
+            received[instance] = count
+        elif count:
+            uncounted.setdefault(instance, {})[reason] = count
     unmatched = any(count for instance, count in received.items() if instance not in scraped)
     unscraped = {instance for instance, count in received.items() if instance and count and instance not in scraped}
     found = [
@@ -94,4 +110,5 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
         for name, given in scraped.items()
     ]
     found += [Coverage(name, received[name], None, chosen.start, chosen.end, reason=NOT_SCRAPED) for name in unscraped]
-    return tuple(sorted(found, key=lambda covered: covered.instance))
+    told = (replace(covered, uncounted=uncounted.get(covered.instance, {})) for covered in found)
+    return tuple(sorted(told, key=lambda covered: covered.instance))

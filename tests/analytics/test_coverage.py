@@ -182,3 +182,23 @@ def test_restarts_never_make_the_rise_negative_and_a_walk_finds_the_same(tmp_pat
     with connect(lake, Buckets()) as connection:
         [found] = coverage(connection, HOUR)
     assert found.finished == expected
+
+
+def test_what_the_probe_saw_and_vllm_does_not_count_is_told_apart_by_how_it_ended(measure: Measure) -> None:
+    served = _ended("a", (10, 20, 30))
+    lost: list[dict[str, Any]] = []
+    endings = (
+        ("abort", "engine+frontend+edge"),
+        ("abort", "engine"),
+        ("abort", "engine+stock"),
+        ("error", "engine"),
+        ("rejected", "edge"),
+    )
+    for number, (ending, records) in enumerate(endings):
+        lost += _ended("a", (40 + number,), source="probe", quality="unfinished", finish_reason=ending, records=records)
+    pieces = [*_ended("a", (50,), quality="superseded"), *_ended("a", (51,), source="probe", quality="late_record")]
+    counters = rows(ENGINE_SAMPLES, (_sample("a", at, n) for at, n in ((0, 0), (60, 5))))
+    probed = rows(ENGINE_SAMPLES, [_sample("a", at, 1000.0 - at, source="probe") for at in range(0, 60, 7)])
+    (found,) = measure(rows(REQUESTS, [*served, *lost, *pieces]), pa.concat_tables([counters, probed]))
+    assert (found.received, found.finished, found.covered) == (5, 5, 5)
+    assert found.uncounted == {"abort": 2, "rejected": 1}

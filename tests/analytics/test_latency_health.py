@@ -153,7 +153,7 @@ def test_engine_gauges_are_means_of_a_step_and_none_without_a_sample(tmp_path: P
     a, b = engine_series(connection, selection, timedelta(seconds=30))
     assert (a.name, a.values["requests_running"]) == ("a", (1.5, 3.0, None, None))
     assert (b.name, b.values["requests_running"]) == ("b", (None, None, 8.0, None))
-    assert a.values["kv_cache_usage_ratio"] == (None,) * 4
+    assert a.values["requests_waiting"] == (None,) * 4
 
 
 def test_the_step_of_engines_is_no_finer_than_their_scrapes(recordings: duckdb.DuckDBPyConnection) -> None:

@@ -15,6 +15,7 @@ from fixtures.latency_lake import BUCKETS, NOON
 from fixtures.probe_lake import VERSION, Told, add, fill, samples, told
 from vllm_slo.analytics.blocked import REASONS, UNKNOWN, blocked, blocked_series
 from vllm_slo.analytics.counts import Basis, counts
+from vllm_slo.analytics.engine_series import engine_series, engine_step
 from vllm_slo.analytics.instances import instances
 from vllm_slo.analytics.kv import kv_use
 from vllm_slo.analytics.outcomes import outcomes
@@ -132,14 +133,14 @@ def test_the_tail_of_the_queue_is_the_queue_of_the_phases_tail(lake: duckdb.Duck
     assert found.queue_nanoseconds == dict(slow.tail.parts_nanoseconds)["queue"]
 
 
-def test_a_queue_that_nobody_looked_into_has_no_leading_reason_and_no_share(tmp_path: Path) -> None:
+def test_a_queue_that_nobody_looked_into_is_all_unknown(tmp_path: Path) -> None:
     waits = {"queue_token_budget": 5_000_000}
     found = blocked(connect(fill(tmp_path, [Told(parts=waits, records="stock")]), BUCKETS), WHOLE, "rows").overall
     assert found is not None
-    assert (found.known, found.leading, found.share("queue_token_budget"), found.share(UNKNOWN)) == (0, None, None, 1.0)
+    assert (found.known, found.leading, found.share("queue_token_budget"), found.share(UNKNOWN)) == (0, None, 0.0, 1.0)
 
 
-def test_shares_are_of_the_time_whose_reason_is_known(tmp_path: Path) -> None:
+def test_shares_are_of_the_whole_queue_time_and_the_leading_reason_is_a_known_one(tmp_path: Path) -> None:
     requests = [
         Told(parts={"queue_token_budget": 3_000_000, "queue_step": 1_000_000}),
         Told(parts={"queue_step": 4_000_000}, records=None),
@@ -147,7 +148,7 @@ def test_shares_are_of_the_time_whose_reason_is_known(tmp_path: Path) -> None:
     found = blocked(connect(fill(tmp_path, requests), BUCKETS), WHOLE, "rows").overall
     assert found is not None
     assert (found.rows, found.known, found.leading) == (2, 1, "queue_token_budget")
-    assert (found.share("queue_token_budget"), found.share(UNKNOWN)) == (0.75, 0.5)
+    assert (found.share("queue_token_budget"), found.share(UNKNOWN)) == (0.375, 0.5)
 
 
 @pytest.mark.parametrize("basis", BASES)
@@ -294,6 +295,32 @@ def test_engines_of_one_server_are_told_apart(tmp_path: Path) -> None:
         lake.append("engine_samples", samples("a", 5, engine=rank, kv_blocks_used=100.0 * (int(rank) + 1)))
     found = kv_use(connect(lake, BUCKETS), Selection.around(NOON, NOON + timedelta(minutes=1)), timedelta(minutes=1))
     assert [(each.name, each.used_max) for each in found] == [("a / 0", 0.1), ("a / 1", 0.2)]
+
+
+def test_a_server_that_got_the_probe_is_drawn_from_scrapes_before_it_and_from_the_probe_after(tmp_path: Path) -> None:
+    lake = fill(tmp_path, [])
+    lake.append("engine_samples", samples("a", 24, "scrape", every=5.0, kv_cache_usage_ratio=0.9, requests_running=9.0))
+    lake.append("engine_samples", samples("a", 60, start=NOON + timedelta(minutes=1), kv_blocks_used=300.0))
+    connection, minute = connect(lake, BUCKETS), timedelta(minutes=1)
+    selection = Selection.around(NOON, NOON + timedelta(minutes=2))
+    (use,) = kv_use(connection, selection, minute)
+    assert (use.source, use.used) == ("probe", (pytest.approx(0.9), pytest.approx(0.3)))
+    assert use.stored[0] is None
+    (load,) = engine_series(connection, selection, minute)
+    assert load.values["requests_running"] == (9.0, 3.0)
+
+
+def test_steps_hold_a_sample_of_the_engine_with_the_slowest_rhythm(tmp_path: Path) -> None:
+    lake = fill(tmp_path, [])
+    selection = Selection.around(NOON, NOON + timedelta(minutes=5))
+    lake.append("engine_samples", samples("a", 300))
+    assert engine_step(connect(lake, BUCKETS), selection, timedelta(seconds=1)) == timedelta(seconds=2)
+    lake.append("engine_samples", samples("a", 60, "scrape", every=5.0))
+    assert engine_step(connect(lake, BUCKETS), selection, timedelta(seconds=1)) == timedelta(seconds=2)
+    lake.append("engine_samples", samples("b", 20, "scrape", every=15.0))
+    assert engine_step(connect(lake, BUCKETS), selection, timedelta(seconds=1)) == timedelta(seconds=30)
+    lake.append("engine_samples", samples("c", 2, "scrape", every=120.0))
+    assert engine_step(connect(lake, BUCKETS), selection, timedelta(seconds=1)) == timedelta(seconds=30)
 
 
 def test_a_clients_rows_are_no_servers_rows(tmp_path: Path) -> None:

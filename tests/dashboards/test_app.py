@@ -149,7 +149,7 @@ def test_rows_of_servers_and_of_clients_are_never_counted_together(open_page: Ap
 def test_every_choice_of_the_page_draws(open_page: AppTest, tmp_path: Path, captures: Path) -> None:
     recorded(tmp_path, captures)
     page = open_page.run()
-    assert charts(page) == 3
+    assert charts(page) == 4
     for group in range(len(page.button_group)):
         for option in range(len(page.button_group[group].options)):
             control = page.button_group[group]
