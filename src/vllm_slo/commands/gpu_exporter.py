@@ -69,9 +69,9 @@ def gpu_exporter(
     as_json: bool,
     record: Path | None,
 ) -> int:
-    """Serve memory, utilisation, power, energy, clocks, throttling, ECC errors and MIG instances of NVIDIA GPUs.
+    """Serve the state of this machine's NVIDIA GPUs as Prometheus series.
 
-    Read through NVML, or from a DCGM exporter where one runs. What a GPU does not support is absent. Exit code 1 when
+    Memory, utilisation, power, energy, clocks, throttling, ECC errors and MIG instances, read through NVML, or from a DCGM exporter where one runs. What a GPU does not support is absent. Exit code 1 when
     there is no GPU to read.
 
     \b
