@@ -61,11 +61,12 @@ def serve_with_probe(
     python: str,
     folder: Path,
     *,
+    otlp_endpoint: str | None = None,
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     site: Sequence[Path] = (),
 ) -> Iterator[VllmServer]:
-    """A vLLM with the probe; ``site`` are further folders in front on PYTHONPATH. Its own spans go nowhere."""
+    """A vLLM with the probe; ``site`` are further folders in front on PYTHONPATH, its log is ``folder``/vllm.log."""
     settings = {**probe_environment(folder), **(environment or {})}
     settings["PYTHONPATH"] = os.pathsep.join((*map(str, site), settings["PYTHONPATH"]))
     with serve(
@@ -73,7 +74,7 @@ def serve_with_probe(
         build_model(python, ROOT / ".cache" / MODEL_NAME),
         folder / "vllm.log",
         port=free_port(),
-        otlp_endpoint=f"grpc://127.0.0.1:{free_port()}",
+        otlp_endpoint=otlp_endpoint,
         arguments=arguments,
         environment=settings,
     ) as server:

@@ -1,0 +1,329 @@
+"""A real vLLM serves on, and says the same words, whatever goes wrong in the probe or behind it."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from e2e.moody_receiver import MoodyReceiver, moody_receiver
+from e2e.probe_server import probe_environment, serve_with_probe
+from e2e.product import free_port, wait_until
+from e2e.vllm_server import MODEL_NAME, VllmServer
+from vllm_slo.exporters import records
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+SITES = Path(__file__).parent / "sites"
+MIDDLEWARE = ("--middleware", "vllm_slo.exporters.probe.edge.Middleware")
+QUEUE_SIZE = 40
+Server = TypeVar("Server")
+TRACEPARENT = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
+
+
+def ask(url: str, number: int, prompt: int, completion: int, **more: Any) -> dict[str, Any]:
+    """The answer to one completion; fails unless it is a whole one."""
+    tokens = random.Random(number).choices(range(2, 1024), k=prompt)
+    body = {
+        "model": MODEL_NAME,
+        "prompt": tokens,
+        "max_tokens": completion,
+        "ignore_eos": True,
+        "temperature": 0,
+        **more,
+    }
+    response = httpx.post(f"{url}/v1/completions", json=body, headers=TRACEPARENT, timeout=120)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer["usage"]["completion_tokens"] == completion * more.get("n", 1)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def stream(url: str, number: int, prompt: int, completion: int, give_up: bool = False) -> None:
+    """One streamed completion, whole, or left after its first piece."""
+    tokens = random.Random(number).choices(range(2, 1024), k=prompt)
+    options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    body = {"model": MODEL_NAME, "prompt": tokens, "max_tokens": completion, **options}
+    usage = None
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                piece = json.loads(line.removeprefix("data: "))
+                assert "error" not in piece, piece
+                usage = piece.get("usage") or usage
+                if give_up:
+                    return
+    assert usage is not None
+    assert usage["completion_tokens"] == completion
+
+
+def load(url: str, seed: int) -> None:
+    """40 requests of every kind, six at a time; every one must be answered in full, but those whose client leaves."""
+    sizes = random.Random(seed)
+    kinds: list[Callable[[int, int, int], object]] = [
+        lambda number, prompt, completion: ask(url, number, prompt, completion),
+        lambda number, prompt, completion: ask(url, number, prompt, completion, n=2, temperature=0.9),
+        lambda number, prompt, completion: stream(url, number, prompt, completion),
+        lambda number, prompt, completion: stream(url, number, prompt, completion + 200, give_up=True),
+    ]
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [
+            pool.submit(kinds[number % 4], seed + number, sizes.choice((3, 40, 700, 1500)), sizes.randint(1, 12))
+            for number in range(40)
+        ]
+        for each in waiting:
+            each.result()
+    assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+
+
+def words(url: str) -> list[Any]:
+    """What the server says to prompts sent one at a time: text and the logarithm of each token's probability."""
+    shapes = ((1, 5), (30, 20), (33, 8), (500, 16), (2100, 6), (3, 40))
+    answers = [ask(url, number, *shape, logprobs=2) for number, shape in enumerate(shapes)]
+    return [(answer["choices"][0]["text"], answer["choices"][0]["logprobs"]) for answer in answers]
+
+
+def lines(server: VllmServer, text: str) -> list[str]:
+    """Lines of the server's log that say so."""
+    return [line for line in server.log.read_text(errors="replace").splitlines() if text in line]
+
+
+class OneAtATime:
+    """The server that runs now; another one is started only when it has ended."""
+
+    def __init__(self) -> None:
+        self._running: tuple[str, Any] | None = None
+        self._end = ExitStack()
+
+    def get(self, name: str, start: Callable[[], AbstractContextManager[Server]]) -> Server:
+        """The server of this name, started unless it runs."""
+        if self._running is None or self._running[0] != name:
+            self.stop()
+            self._running = name, self._end.enter_context(start())
+        server: Server = self._running[1]
+        return server
+
+    def stop(self) -> None:
+        """Ends what runs."""
+        self._end.close()
+        self._running = None
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[OneAtATime]:
+    servers = OneAtATime()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(scope="module")
+def unknown(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[str]]:
+    """A server of a version that the probe does not know: its words and what it logged of the probe."""
+    folder = tmp_path_factory.mktemp("unknown")
+    with serve_with_probe(vllm_python, folder, site=[SITES / "future"], arguments=MIDDLEWARE) as server:
+        said = words(server.url)
+        load(server.url, 1)
+        return said, lines(server, "vllm-slo")
+
+
+@pytest.fixture(scope="module")
+def said_without(unknown: tuple[list[Any], list[str]]) -> list[Any]:
+    return unknown[0]
+
+
+def test_a_version_that_nobody_knows_is_served_without_the_probe_and_the_log_says_so(
+    unknown: tuple[list[Any], list[str]],
+) -> None:
+    told = [line for line in unknown[1] if "0.99.0" in line]
+    assert told
+    assert all("WARNING" in line for line in told)
+
+
+Moody = tuple[VllmServer, MoodyReceiver]
+
+
+@contextmanager
+def moody_server(python: str, folder: Path) -> Iterator[Moody]:
+    """A server with the whole probe, whose receiver is the one that vLLM's own option names."""
+    environment = {
+        "VLLM_SLO_QUEUE_SIZE": str(QUEUE_SIZE),
+        "VLLM_SLO_EXPORT_INTERVAL_SECONDS": "3",
+        "VLLM_SLO_METRICS_PORT": str(free_port()),
+    }
+    with moody_receiver() as receiver:
+        endpoint = receiver.endpoint
+        with serve_with_probe(
+            python, folder, otlp_endpoint=endpoint, arguments=MIDDLEWARE, environment=environment
+        ) as server:
+            yield server, receiver
+
+
+@pytest.fixture
+def moody(servers: OneAtATime, vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Moody:
+    return servers.get("moody", lambda: moody_server(vllm_python, tmp_path_factory.mktemp("moody")))
+
+
+def test_the_server_says_the_same_words_with_and_without_the_probe(said_without: list[Any], moody: Moody) -> None:
+    server, receiver = moody
+    assert words(server.url) == said_without
+    for name in (records.ENGINE_REQUEST, records.FRONTEND_REQUEST):
+        wait_until(lambda name=name: len(receiver.records(name)) == len(said_without), f"no {name}", 20)  # type: ignore[misc]
+    assert {record["gen_ai.usage.prompt_tokens"] for record in receiver.records(records.ENGINE_REQUEST)} == {
+        1,
+        30,
+        33,
+        500,
+        2100,
+        3,
+    }
+
+
+def test_stock_spans_of_a_server_with_the_probe_say_that_there_is_one(moody: Moody) -> None:
+    server, receiver = moody
+    ask(server.url, 1, 10, 2)
+    wait_until(lambda: receiver.records("llm_request"), "no span of vLLM itself")
+    assert all(record.get(records.PROBE_VERSION) for record in receiver.records("llm_request"))
+
+
+@pytest.mark.parametrize("mood", ["hanging", "refusing", "gone"])
+def test_no_request_fails_whatever_the_receiver_does(moody: Moody, mood: str) -> None:
+    server, receiver = moody
+    receiver.be(mood)
+    load(server.url, 100)
+    if mood != "gone":
+        wait_until(lambda: receiver.calls.get(mood), f"nothing was sent to a receiver that was {mood}", 30)
+
+
+def test_what_was_dropped_meanwhile_is_counted_and_records_arrive_again(
+    moody: Moody,
+) -> None:
+    server, receiver = moody
+    receiver.be("accepting")
+    before = len(receiver.records(records.ENGINE_REQUEST))
+    dropped = "vllm_slo.probe_dropped_total"
+
+    def counted() -> bool:
+        samples = receiver.records(records.ENGINE_SAMPLE)
+        return any(sample.get(dropped, 0) > 0 for sample in samples)
+
+    wait_until(counted, "no sample says that records were dropped", 40)
+    ask(server.url, 5, 20, 3)
+    wait_until(lambda: len(receiver.records(records.ENGINE_REQUEST)) > before, "no record came any more", 40)
+
+
+def test_the_log_is_not_flooded_by_a_receiver_that_is_away(moody: Moody) -> None:
+    server, _ = moody
+    assert len(lines(server, "vllm-slo")) < 30
+    assert not lines(server, "Traceback")
+
+
+def test_what_waits_is_sent_when_the_server_is_stopped(servers: OneAtATime, moody: Moody) -> None:
+    server, receiver = moody
+    asked = [f"last-{number}" for number in range(5)]
+    for request_id in asked:
+        ask(server.url, 6, 10, 2, request_id=request_id)
+    began = time.monotonic()
+    servers.stop()
+    assert time.monotonic() - began < 15
+    for name in (records.ENGINE_REQUEST, records.FRONTEND_REQUEST):
+        ids = [record.get("gen_ai.request.id", "") for record in receiver.records(name)]
+        assert [request_id for request_id in ids if "last-" in request_id] == [f"cmpl-{each}-0" for each in asked], name
+
+
+Poisoned = tuple[VllmServer, Path, Path]
+
+
+@contextmanager
+def poisoned_server(python: str, folder: Path) -> Iterator[Poisoned]:
+    """A server in whose probe all that is guarded raises on demand, that can write nowhere, and whose port is taken."""
+    mode, log = folder / "mode", folder / "poison"
+    mode.write_text("off")
+    log.touch()
+    with moody_receiver() as receiver:
+        environment = {
+            "POISON_MODE": str(mode),
+            "POISON_LOG": str(log),
+            "VLLM_SLO_STEP_LOG": "/dev/full",
+            "VLLM_SLO_RUNTIME_DIR": str(log / "below-a-file"),
+            "VLLM_SLO_METRICS_PORT": str(receiver.port),
+            "VLLM_SLO_OTLP_ENDPOINT": receiver.endpoint,
+        }
+        with serve_with_probe(
+            python, folder, site=[SITES / "poison"], arguments=MIDDLEWARE, environment=environment
+        ) as server:
+            yield server, mode, log
+
+
+@pytest.fixture
+def poisoned(servers: OneAtATime, vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Poisoned:
+    return servers.get("poisoned", lambda: poisoned_server(vllm_python, tmp_path_factory.mktemp("poisoned")))
+
+
+def test_no_request_fails_on_a_full_disk_an_unwritable_folder_and_a_taken_port(
+    poisoned: Poisoned, said_without: list[Any]
+) -> None:
+    server, _, _ = poisoned
+    assert words(server.url) == said_without
+    load(server.url, 200)
+
+
+@pytest.mark.parametrize("mode", ["sometimes", "always"])
+def test_no_request_fails_when_every_hook_raises(poisoned: Poisoned, said_without: list[Any], mode: str) -> None:
+    server, switch, _ = poisoned
+    switch.write_text(mode)
+    time.sleep(0.5)
+    load(server.url, 300)
+    assert words(server.url) == said_without
+
+
+def test_every_hook_of_the_probe_did_raise(poisoned: Poisoned) -> None:
+    _, _, log = poisoned
+    noted = [line.split() for line in log.read_text().splitlines()]
+    made = {name for what, name in noted if what == "made"}
+    raised = {name for what, name in noted if what == "raised"}
+    assert len(made) > 10
+    assert not made - raised - UNTOUCHED.keys(), "hooks that this load does not reach; it must, or say why not"
+
+
+UNTOUCHED: dict[str, str] = {
+    "stat_logger.rejection": "no limit on queued requests is set",
+    "stat_logger.sleep": "the server never sleeps",
+    "frontend.propagate_error": "the engine never dies",
+}
+
+_SWITCHES = """
+import os, sys
+from vllm.plugins import load_general_plugins
+from vllm.v1.core.sched.scheduler import Scheduler
+for environment in ({}, {"VLLM_SLO_PROBE": "0"}, {"VLLM_SLO_METRICS_PORT": "abc", "VLLM_SLO_QUEUE_SIZE": "many"}):
+    if os.fork() == 0:
+        before = {name: vars(Scheduler)[name] for name in ("schedule", "update_from_output", "add_request")}
+        os.environ.update(environment)
+        load_general_plugins()
+        changed = [name for name, function in before.items() if vars(Scheduler)[name] is not function]
+        print("changed", len(changed), "by", environment, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_the_probe_is_off_when_told_so_and_when_its_settings_are_wrong(vllm_python: str, tmp_path: Path) -> None:
+    environment = {**probe_environment(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [vllm_python, "-c", _SWITCHES], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    said = done.stdout + done.stderr
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("changed")] == ["3", "0", "0"], said
+    assert "VLLM_SLO_METRICS_PORT: 'abc' is not a port; write 1 to 65535, or 0 for none" in said
+    assert "VLLM_SLO_QUEUE_SIZE: 'many'" in said
