@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,17 @@ def public_data() -> Path:
 def captures() -> Path:
     """Recordings of a real vLLM under load, with what the clients saw."""
     return _folder("VLLM_SLO_CAPTURES", ROOT.parent / "shared" / "data" / "captures")
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """An interpreter that has vLLM."""
+    python = os.environ.get("VLLM_SLO_VLLM_PYTHON", "")
+    if python in ("", "none") or shutil.which(python) is None:
+        reason = os.environ.get(
+            "VLLM_SLO_VLLM_MISSING", "VLLM_SLO_VLLM_PYTHON names no interpreter; ./run test makes one"
+        )
+        if os.environ.get("VLLM_SLO_REQUIRE_VLLM") == "1":
+            pytest.fail(f"{reason} (VLLM_SLO_REQUIRE_VLLM=1 forbids to skip)")
+        pytest.skip(reason)
+    return python

@@ -26,18 +26,6 @@ def _missing(what: str, require: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def vllm_python() -> str:
-    """An interpreter that has vLLM."""
-    python = os.environ.get("VLLM_SLO_VLLM_PYTHON", "")
-    if python in ("", "none") or shutil.which(python) is None:
-        reason = os.environ.get(
-            "VLLM_SLO_VLLM_MISSING", "VLLM_SLO_VLLM_PYTHON names no interpreter; ./run test makes one"
-        )
-        _missing(reason, "VLLM_SLO_REQUIRE_VLLM")
-    return python
-
-
-@pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of a Chromium."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
