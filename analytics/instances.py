@@ -90,6 +90,12 @@ def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tu
     return tuple(sorted(whole, key=lambda each: (each.name is None, each.name or "")))
 
 
+def newest_sample(connection: duckdb.DuckDBPyConnection) -> datetime | None:
+    """When the newest engine sample was taken; None without any."""
+    ((last,),) = records(connection, "select epoch_us(max(time)) from engine_samples")
+    return None if last is None else moment(last)
+
+
 _COUNTED = ("rows", "parts", "stock", "merged", "alone", "superseded", "late")
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lake_rows
+from fixtures.probe_lake import VERSION, Told, fill, samples, told
 from importing import content, rows
 from lake_rows import NOON, request
 from vllm_slo.analytics import rollup
@@ -182,7 +184,7 @@ def test_an_instance_whose_coverage_is_unknown_says_why(tmp_path: Path) -> None:
     scraped = [{**sample, "source": "scrape", "service_instance_id": "host:8000"} for sample in counter]
     made.append("engine_samples", lake_rows.rows(ENGINE_SAMPLES, scraped))
     shown = slo("--lake", tmp_path / "lake", "status").stdout
-    assert re.search(r"host:8000 +0 +unknown *\n", shown)
+    assert re.search(r"host:8000 +0 +unknown +none seen *\n", shown)
     assert "host:8000 is unknown: no span names this instance" in shown
 
 
@@ -193,3 +195,48 @@ def test_requests_that_only_vllm_knows_of_are_told(tmp_path: Path) -> None:
     made.append("engine_samples", lake_rows.rows(ENGINE_SAMPLES, scraped))
     assert report(tmp_path / "lake")["missing_since"][0]["missing"] == 5
     assert "spans are missing: vllm-0 finished 5 requests since" in slo("--lake", tmp_path / "lake", "status").stdout
+
+
+@pytest.fixture
+def probed(tmp_path: Path) -> Path:
+    """A lake of two servers with the probe and a stock one."""
+    made = fill(tmp_path / "probed", told(400, seed=9), Buckets())
+    made.append("engine_samples", samples("a", 30, probe_dropped_total=7.0, probe_errors_total=1.0))
+    made.append("engine_samples", samples("idle", 30))
+    return tmp_path / "probed"
+
+
+def test_status_tells_what_each_server_runs_and_how_its_records_came_together(probed: Path) -> None:
+    found = {each["name"]: each for each in report(probed)["servers"]}
+    assert {name: each["level"] for name, each in found.items()} == {
+        "a": "probe", "b": "probe", "idle": "probe", "stock": "stock",
+    }  # fmt: skip
+    rows = [each for each in told(400, seed=9) if each.shard == "a"]
+    merged = sum("+" in (each.records or "") for each in rows)
+    assert (found["a"]["rows"], found["a"]["merged"], found["a"]["alone"]) == (len(rows), merged, len(rows) - merged)
+    assert found["a"]["running"] == ["engine", "frontend", "edge"]
+    assert found["a"]["parts"]["edge"] == sum("edge" in (each.records or "") for each in rows)
+    assert (found["a"]["dropped"], found["a"]["errors"], found["a"]["version"]) == (7.0, 1.0, VERSION)
+    assert found["b"]["dropped"] is None, "an engine that sent no sample does not say that it dropped nothing"
+    superseded = sum(each.quality == "superseded" for each in told(400, seed=9))
+    assert superseded > 0
+    assert found["stock"]["superseded"] == superseded
+    assert found["idle"]["running"] == ["engine"]
+    shown = slo("--lake", probed, "status").stdout
+    assert re.search(r"^a +probe 0\.2\.0: engine frontend edge +", shown, re.MULTILINE)
+    assert re.search(r"^idle +probe \(version unknown\): engine -frontend -edge +", shown, re.MULTILINE)
+    assert re.search(r"^stock +stock +", shown, re.MULTILINE)
+    assert re.search(r"^b( +\d+){4} +unknown +unknown *$", shown, re.MULTILINE)
+
+
+def test_requests_that_vllm_does_not_count_are_explained_beside_the_coverage(tmp_path: Path) -> None:
+    lost = Told(quality="unfinished", finish_reason="abort", client_disconnected=True)
+    made = fill(tmp_path / "lake", [Told(), Told(), lost, replace(lost, finish_reason="rejected", records="edge")])
+    counter = [
+        {"time": Told().at + timedelta(seconds=at), "requests_finished_total": n} for at, n in ((-5, 0), (30, 2))
+    ]
+    scraped = [{**sample, "source": "scrape", "service_instance_id": "a"} for sample in counter]
+    made.append("engine_samples", lake_rows.rows(ENGINE_SAMPLES, scraped))
+    (found,) = report(tmp_path / "lake")["coverage"]
+    assert (found["received"], found["uncounted"]) == (2, {"abort": 1, "rejected": 1})
+    assert "1 abort, 1 rejected" in slo("--lake", tmp_path / "lake", "status").stdout

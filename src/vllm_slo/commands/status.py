@@ -15,6 +15,7 @@ from vllm_slo.commands.invocation import Invocation
 
 if TYPE_CHECKING:
     from vllm_slo.analytics.coverage import Coverage
+    from vllm_slo.analytics.instances import Instance
     from vllm_slo.analytics.query import Reader
     from vllm_slo.analytics.silence import Silence
 
@@ -34,7 +35,7 @@ _COVERED = timedelta(days=1)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.pass_obj
 def status(invocation: Invocation, spool: Path | None, as_json: bool) -> None:
-    """Show how lake and receiver are: tables, quality, coverage, spool.
+    """Show how lake and receiver are: tables, quality, servers, coverage, spool.
 
     Also what was refused and what is in quarantine. Reads without locking anything: it works beside a running receiver
     and without one.
@@ -47,6 +48,7 @@ def status(invocation: Invocation, spool: Path | None, as_json: bool) -> None:
 
 
 def _report(invocation: Invocation, spool: Path | None, now: datetime) -> dict[str, Any]:
+    from vllm_slo.analytics.instances import PARTS
     from vllm_slo.exporters.receiver.state import look
     from vllm_slo.exporters.schema import SCHEMA_VERSION
 
@@ -54,7 +56,7 @@ def _report(invocation: Invocation, spool: Path | None, now: datetime) -> dict[s
     lake = reader.lake
     folder = spool or (Path(lake.path) / "spool" if lake.is_local else None)
     ((last,),) = _rows(reader, _LAST_SQL)
-    covered, silent = _coverage(reader)
+    servers, covered, silent = _newest_day(reader)
     return {
         "lake": lake.path,
         "schema_version": SCHEMA_VERSION,
@@ -65,25 +67,37 @@ def _report(invocation: Invocation, spool: Path | None, now: datetime) -> dict[s
             {"reason": reason, "all_time": total, "last_day": day}
             for reason, total, day in _rows(reader, _QUALITY_SQL, [now - timedelta(days=1)])
         ],
+        "servers": [
+            dataclasses.asdict(each)
+            | {"level": each.level, "running": each.running, "parts": dict(zip(PARTS, each.parts, strict=True))}
+            for each in servers
+        ],
         "coverage": [dataclasses.asdict(each) | {"covered": each.covered} for each in covered],
         "missing_since": [dataclasses.asdict(each) for each in silent],
         "spool": dataclasses.asdict(look(folder)) if folder else None,
     }
 
 
-def _coverage(reader: Reader) -> tuple[tuple[Coverage, ...], tuple[Silence, ...]]:
-    """Coverage of each instance over the newest day of the data, and what vLLM alone knows of since then."""
+def _newest_day(
+    reader: Reader,
+) -> tuple[tuple[Instance, ...], tuple[Coverage, ...], tuple[Silence, ...]]:
+    """Servers and their coverage over the newest day of the data, and what vLLM alone knows of since then."""
     from vllm_slo.analytics.coverage import coverage
     from vllm_slo.analytics.extent import extent
+    from vllm_slo.analytics.instances import instances, newest_sample
     from vllm_slo.analytics.selection import Selection
     from vllm_slo.analytics.silence import silence
 
     connection = reader.cursor()
     known = extent(connection)
+    ends = [end for end in (known.end if known else None, newest_sample(connection)) if end is not None]
+    if not ends:
+        return (), (), ()
+    seen = instances(connection, Selection.around(max(ends) - _COVERED, max(ends) + timedelta(minutes=1)))
     if known is None:
-        return (), silence(connection, None)
+        return seen, (), silence(connection, None)
     day = Selection.around(max(known.start, known.end - _COVERED), known.end)
-    return coverage(connection, day), silence(connection, known.end)
+    return seen, coverage(connection, day), silence(connection, known.end)
 
 
 def _rows(reader: Reader, sql: str, parameters: list[object] | None = None) -> list[tuple[Any, ...]]:
@@ -105,16 +119,8 @@ def _print(report: dict[str, Any]) -> None:
     quality = [(q["reason"], f"{q['all_time']:,}", f"{q['last_day']:,}") for q in report["quality"]]
     write_counts(("requests by quality", "all", "last 24 h"), quality or [("none yet", "0", "0")], sys.stdout)
     click.echo()
-    if report["coverage"]:
-        covered = [
-            (c["instance"], f"{c['received']:,}", "unknown" if c["covered"] is None else f"{c['finished']:,}")
-            for c in report["coverage"]
-        ]
-        write_counts(("instance, newest day of the data", "spans received", "finished in vLLM"), covered, sys.stdout)
-        for each in report["coverage"]:
-            if each["reason"] is not None:
-                click.echo(f"{each['instance']} is unknown: {each['reason']}")
-        click.echo()
+    _print_servers(report["servers"], now)
+    _print_coverage(report["coverage"])
     for each in report["missing_since"]:
         click.echo(
             f"spans are missing: {each['instance']} finished {each['missing']:,} requests since "
@@ -122,6 +128,64 @@ def _print(report: dict[str, Any]) -> None:
             "start line finds why\n"
         )
     _print_spool(report["spool"], now)
+
+
+def _print_servers(servers: list[dict[str, Any]], now: datetime) -> None:
+    """What each server runs, and how the probe's records came together."""
+    from vllm_slo.commands.rendering import write_counts
+
+    if not servers:
+        return
+    levels = [
+        (each["name"] or "(no instance)", _level(each), _ago(each["last_seen"], now), f"{each['rows']:,}")
+        for each in servers
+    ]
+    write_counts(("server, newest day of the data", "level", "last seen", "requests"), levels, sys.stdout)
+    probed = [each for each in servers if each["level"] == "probe"]
+    if probed:
+        columns = ("merged", "alone", "late", "superseded")
+        figures = [
+            (
+                each["name"] or "(no instance)",
+                *(f"{each[column]:,}" for column in columns),
+                *("unknown" if each[column] is None else f"{each[column]:,.0f}" for column in ("dropped", "errors")),
+            )
+            for each in probed
+        ]
+        head = ("probe records of", *columns, "dropped by the probe", "errors in it")
+        write_counts(head, figures, sys.stdout)
+    click.echo()
+
+
+def _level(server: dict[str, Any]) -> str:
+    """`stock`, or the probe's version and the parts that were seen, `-edge` for one that was not."""
+    if server["level"] == "stock":
+        return "stock"
+    parts = " ".join(part if part in server["running"] else f"-{part}" for part in server["parts"])
+    return f"probe {server['version'] or '(version unknown)'}: {parts}"
+
+
+def _print_coverage(coverage: list[dict[str, Any]]) -> None:
+    """Requests of the lake against vLLM's own counters, and those that the probe alone saw."""
+    from vllm_slo.commands.rendering import write_counts
+
+    if not coverage:
+        return
+    covered = [
+        (
+            each["instance"],
+            f"{each['received']:,}",
+            "unknown" if each["covered"] is None else f"{each['finished']:,}",
+            ", ".join(f"{count:,} {reason}" for reason, count in each["uncounted"].items()) or "none seen",
+        )
+        for each in coverage
+    ]
+    head = ("instance, newest day of the data", "spans received", "finished in vLLM", "ended uncounted by vLLM")
+    write_counts(head, covered, sys.stdout)
+    for each in coverage:
+        if each["reason"] is not None:
+            click.echo(f"{each['instance']} is unknown: {each['reason']}")
+    click.echo()
 
 
 def _print_scraping(scraping: dict[str, Any] | None, now: datetime) -> None:
