@@ -73,6 +73,7 @@ class Outbox:
         self._deadline = float("inf")
         self._exporter: Exporter | None = None
         self._threads: list[threading.Thread] = []
+        self._finalizer: Finalize | None = None
         self._starting = threading.Lock()
         self._running = False
         self._closed = False
@@ -109,7 +110,7 @@ class Outbox:
                 thread.start()
             # vLLM's processes end by either: a fork of multiprocessing calls no atexit.
             atexit.register(self.close)
-            Finalize(None, self.close, exitpriority=100)
+            self._finalizer = Finalize(None, self.close, exitpriority=100)
         except RuntimeError as error:
             self._closed = True
             logger.warning("vllm-slo: no thread for the probe's records, they are dropped: %s", error)
@@ -136,6 +137,8 @@ class Outbox:
                 logger.debug("vllm-slo: the exporter did not close", exc_info=True)
             self._threads[0].join(max(0.0, end - time.monotonic()))
         atexit.unregister(self.close)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
 
     def _export(self) -> None:
         try:
