@@ -37,7 +37,7 @@ def run(*arguments: str, folder: Path, **environment: str) -> subprocess.Complet
 def test_help_names_every_command_in_order_and_loads_no_heavy_library(tmp_path: Path) -> None:
     done = run("--help", folder=tmp_path)
     assert done.returncode == 0
-    assert re.findall(r"^  ([a-z]+) {2,}\S", done.stdout.partition("Commands:")[2], re.MULTILINE) == [
+    assert re.findall(r"^  ([a-z-]+) {2,}\S", done.stdout.partition("Commands:")[2], re.MULTILINE) == [
         command.name for command in COMMANDS
     ]
     code = "import sys; import vllm_slo.commands.group; print(*(m.partition('.')[0] for m in sys.modules))"
