@@ -71,8 +71,8 @@ def gpu_exporter(
 ) -> int:
     """Serve the state of this machine's NVIDIA GPUs as Prometheus series.
 
-    Memory, utilisation, power, energy, clocks, throttling, ECC errors and MIG instances, read through NVML, or from a DCGM exporter where one runs. What a GPU does not support is absent. Exit code 1 when
-    there is no GPU to read.
+    Memory, utilisation, power, energy, clocks, throttling, ECC errors and MIG instances, read through NVML, or from a
+    DCGM exporter where one runs. What a GPU does not support is absent. Exit code 1 when there is no GPU to read.
 
     \b
     vllm-slo gpu-exporter
