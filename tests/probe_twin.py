@@ -362,7 +362,28 @@ class Twin:
 
     def parts(self, fate: Fate) -> dict[str, int]:
         out = dict.fromkeys(
-            ["step", "sequence_cap", "token_budget", "kv_blocks", "grammar", "lora", "streaming", "encoder", "paused", "head", "own", "interference", "other", "work", "slowdown", "decode_interference", "preempted", "preempted_before", "recompute", "recompute_before"],
+            [
+                "step",
+                "sequence_cap",
+                "token_budget",
+                "kv_blocks",
+                "grammar",
+                "lora",
+                "streaming",
+                "encoder",
+                "paused",
+                "head",
+                "own",
+                "interference",
+                "other",
+                "work",
+                "slowdown",
+                "decode_interference",
+                "preempted",
+                "preempted_before",
+                "recompute",
+                "recompute_before",
+            ],
             0,
         )
         turn_token = False

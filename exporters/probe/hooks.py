@@ -1,0 +1,177 @@
+"""Wraps the methods of vLLM's scheduler, once: what they return and raise stays theirs, whatever the probe does.
+
+`AsyncScheduler` and the diffusion schedulers inherit or call the wrapped methods, so each event is seen once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from vllm_slo.exporters.probe.engine import Engine
+from vllm_slo.exporters.probe.guard import guarded
+
+STATE = "_vllm_slo_engine"
+WRAPPED = "_vllm_slo_wrapped"
+
+
+def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Callable[[Any], Engine | None]) -> None:
+    """Puts the hooks around the methods; ``make`` makes the engine of a scheduler, None: the probe is off for it.
+
+    A second call has no effect. Once a hook is off, all are: the accounting of half the events would be wrong.
+    """
+    if WRAPPED in vars(scheduler_class):
+        return
+    setattr(scheduler_class, WRAPPED, True)
+    on = True
+
+    def gone() -> None:
+        nonlocal on
+        on = False
+
+    def hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return guarded(f"engine.{name}", function, gone)
+
+    made = hook("start", make)
+
+    def engine_of(scheduler: Any) -> Any:
+        """The engine, made at the first call; None where the probe is off."""
+        if not on:
+            return None
+        try:
+            return scheduler.__dict__[STATE]
+        except KeyError:
+            engine = scheduler.__dict__[STATE] = made(scheduler)
+            return engine
+
+    def replace(owner: Any, name: str, make_wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(make_wrapper(original)))
+
+    def init(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+            original(self, *arguments, **named)
+            engine_of(self)
+
+        return __init__
+
+    def schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+        begins = hook("schedule_begins", Engine.schedule_begins)
+        ends = hook("schedule_ends", Engine.schedule_ends)
+
+        def schedule(self: Any, throttle_prefills: bool = False) -> Any:
+            engine = engine_of(self)
+            if engine is None:
+                return original(self, throttle_prefills)
+            begins(engine, throttle_prefills)
+            output = original(self, throttle_prefills)
+            ends(engine, self, output)
+            return output
+
+        return schedule
+
+    def update(original: Callable[..., Any]) -> Callable[..., Any]:
+        begins = hook("update_begins", Engine.update_begins)
+        ends = hook("update_ends", Engine.update_ends)
+
+        def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+            engine = engine_of(self)
+            if engine is None:
+                return original(self, scheduler_output, model_runner_output)
+            begins(engine, scheduler_output, model_runner_output)
+            result = original(self, scheduler_output, model_runner_output)
+            ends(engine, scheduler_output)
+            return result
+
+        return update_from_output
+
+    def before(name: str, function: Callable[[Engine, Any], None]) -> Callable[..., Any]:
+        """A wrapper that tells of a request before something happens to it."""
+
+        def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+            tell = hook(name, function)
+
+            def hooked(self: Any, request: Any, *arguments: Any, **named: Any) -> Any:
+                engine = engine_of(self)
+                if engine is not None:
+                    tell(engine, request)
+                return original(self, request, *arguments, **named)
+
+            return hooked
+
+        return wrapper
+
+    def stopped(original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = hook("turn_ended", Engine.turn_ended)
+
+        def _handle_stopped_request(self: Any, request: Any) -> Any:
+            if not getattr(request, "resumable", False) or (engine := engine_of(self)) is None:
+                return original(self, request)
+            tokens = request.num_output_tokens
+            finished = original(self, request)
+            tell(engine, request, tokens, finished)
+            return finished
+
+        return _handle_stopped_request
+
+    def pause(original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = hook("paused", Engine.paused)
+
+        def set_pause_state(self: Any, pause_state: Any) -> Any:
+            engine = engine_of(self)
+            if engine is not None:
+                tell(engine)
+            return original(self, pause_state)
+
+        return set_pause_state
+
+    def handled(original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = hook("looked", lambda engine, scheduler, request, ready: engine.scan.handled(scheduler, request, ready))
+
+        def _handle_blocked_waiting_request(self: Any, request: Any) -> Any:
+            ready = original(self, request)
+            engine = engine_of(self)
+            if engine is not None:
+                tell(engine, self, request, ready)
+            return ready
+
+        return _handle_blocked_waiting_request
+
+    def selected(original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = hook("looked", lambda engine, scheduler, queue: engine.scan.selected(scheduler, queue))
+
+        def _select_waiting_queue_for_scheduling(self: Any) -> Any:
+            queue = original(self)
+            engine = engine_of(self)
+            if engine is not None:
+                tell(engine, self, queue)
+            return queue
+
+        return _select_waiting_queue_for_scheduling
+
+    def new_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
+        count = hook("evicted", lambda pool, blocks: pool.__dict__[STATE](blocks))
+
+        def get_new_blocks(self: Any, num_blocks: int) -> Any:
+            if STATE not in self.__dict__:
+                return original(self, num_blocks)
+            cached = len(self.cached_block_hash_to_block)
+            blocks = original(self, num_blocks)
+            evicted = cached - len(self.cached_block_hash_to_block)
+            if evicted:
+                count(self, evicted)
+            return blocks
+
+        return get_new_blocks
+
+    replace(scheduler_class, "__init__", init)
+    replace(scheduler_class, "schedule", schedule)
+    replace(scheduler_class, "update_from_output", update)
+    replace(scheduler_class, "add_request", before("added", Engine.added))
+    replace(scheduler_class, "_preempt_request", before("preempting", Engine.preempting))
+    replace(scheduler_class, "_free_request", before("ending", Engine.ending))
+    replace(scheduler_class, "_handle_stopped_request", stopped)
+    replace(scheduler_class, "set_pause_state", pause)
+    replace(scheduler_class, look, handled if look == "_handle_blocked_waiting_request" else selected)
+    replace(pool_class, "get_new_blocks", new_blocks)
