@@ -60,13 +60,18 @@ class Middleware:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._begin = guarded("edge.begin", _begin)
-        self._sending = guarded("edge.sending", _sending)
-        self._ended = guarded("edge.ended", _ended)
+        self._off = False
+        self._begin = guarded("edge.begin", _begin, self._switch_off)
+        self._sending = guarded("edge.sending", _sending, self._switch_off)
+        self._ended = guarded("edge.ended", _ended, self._switch_off)
+
+    def _switch_off(self) -> None:
+        """With one hook gone the others would tell half the truth."""
+        self._off = True
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         front = links.active()
-        if front is None or scope["type"] != "http":
+        if front is None or self._off or scope["type"] != "http":
             return self._app(scope, receive, send)
         http = self._begin(scope, front)
         if http is None:

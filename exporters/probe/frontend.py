@@ -147,6 +147,12 @@ class Frontend:
         self._link = link
         self._clock = clock
         self.in_flight: dict[str, FrontendRequest] = {}
+        self._off = False
+
+    def switch_off(self) -> None:
+        """Forgets everything: with one hook gone requests would be held that never end."""
+        self._off = True
+        self.in_flight.clear()
 
     def added(self, processor: Any, request: Any, parent: Any) -> None:
         """After ``add_request``: a new request, or a further part of a streaming input, perhaps the closing one."""
@@ -157,7 +163,7 @@ class Frontend:
             return
         if known is not None:
             self._ended(known, "stop", self._clock())
-        if state is None or len(self.in_flight) >= LIMIT:
+        if state is None or self._off or len(self.in_flight) >= LIMIT:
             return
         params = request.sampling_params
         n = parent.n if parent is not None else params.n if params is not None else None
@@ -225,11 +231,11 @@ class Frontend:
 
 def wrap(processor_class: Any, frontend: Frontend) -> None:
     """Puts the hooks after the methods of vLLM's OutputProcessor; what these return and raise stays theirs."""
-    added = guarded("frontend.add_request", frontend.added)
-    finished = guarded("frontend.finished", frontend.finished)
-    refused = guarded("frontend.finish_request", frontend.refused)
-    aborted = guarded("frontend.abort_requests", frontend.aborted)
-    failed = guarded("frontend.propagate_error", frontend.failed)
+    added = guarded("frontend.add_request", frontend.added, frontend.switch_off)
+    finished = guarded("frontend.finished", frontend.finished, frontend.switch_off)
+    refused = guarded("frontend.finish_request", frontend.refused, frontend.switch_off)
+    aborted = guarded("frontend.abort_requests", frontend.aborted, frontend.switch_off)
+    failed = guarded("frontend.propagate_error", frontend.failed, frontend.switch_off)
 
     add_request = processor_class.add_request
 

@@ -199,6 +199,17 @@ def behind_the_middleware() -> None:
     front._link.http_ended(http)
 
 
+def failing_hook() -> None:
+    """A hook that always fails: vLLM goes on, and nothing is held."""
+    of, link_ended = processor(), front._link.engine_ended
+    for number in range(20):
+        one = add(of, request(f"faulty-{number}"))
+        front._link.engine_ended = None  # type: ignore[assignment,method-assign]
+        assert not step(of, one, [17], FinishReason.STOP, first=True).reqs_to_abort
+        assert not of.request_states
+    front._link.engine_ended = link_ended  # type: ignore[method-assign]
+
+
 def microseconds_a_request() -> float:
     """What the hooks take of the event loop for a request that begins and finishes."""
     like = module.RequestState.from_new_request(
@@ -214,6 +225,7 @@ def microseconds_a_request() -> float:
     requests = [request(f"cost-{number}") for number in range(3000)]
     states = {one.request_id: SimpleNamespace(**{**vars(like), "request_id": one.request_id}) for one in requests}
     of, iteration = SimpleNamespace(request_states=states, log_stats=True), IterationStats()
+    front = frontend.Frontend(link.Link(lambda record: None))
     began = time.perf_counter()
     for one in requests:
         front.added(of, one, None)
@@ -233,6 +245,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     streaming_input,
     without_statistics,
     behind_the_middleware,
+    failing_hook,
 )
 
 

@@ -21,6 +21,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from vllm_slo.exporters.probe import edge, link
+from vllm_slo.exporters.probe.guard import OFF_AFTER
 from vllm_slo.exporters.probe.http_request import HttpRequest
 from vllm_slo.exporters.probe.link import CURRENT, Front, Link
 from vllm_slo.exporters.probe.spans import SpanData
@@ -282,6 +283,22 @@ def test_a_failing_hook_never_reaches_the_client(served: Served, monkeypatch: py
     monkeypatch.setattr(served.link, "http_ended", broken)
     assert served.post(stream=5).text.count("data") == 5
     assert served.post().status_code == 200
+
+
+def test_a_hook_that_keeps_failing_ends_the_middleware_and_not_the_server(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("a fault of the probe")
+
+    monkeypatch.setattr(served.link, "http_ended", broken)
+    for _ in range(OFF_AFTER):
+        assert served.post(status=400).status_code == 400
+        assert served.contexts.pop() is not None
+    monkeypatch.undo()
+    assert served.post(status=400).status_code == 400
+    assert served.contexts == [None]
+    assert served.records == []
 
 
 def call(app: edge.App, scope: dict[str, Any], messages: list[edge.Message]) -> list[edge.Message]:

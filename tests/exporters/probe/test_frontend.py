@@ -54,7 +54,7 @@ def test_nothing_of_vllm_is_held_when_all_have_ended(scenarios: dict[str, Any]) 
 
 def test_a_finished_request_says_what_vllms_own_span_says_and_more(scenarios: dict[str, Any]) -> None:
     (span,), (stock,) = spans(scenarios, "finished"), scenarios["finished"]["stock"]
-    assert span["name"] == "frontend_request"
+    assert span["name"] == "vllm_slo.frontend_request"
     assert span["start"] == stock["start"]
     for name in ("id", "top_p", "max_tokens", "n"):
         assert span[f"gen_ai.request.{name}"] == stock[f"gen_ai.request.{name}"]
@@ -144,6 +144,11 @@ def test_behind_the_middleware_the_record_carries_the_http_side(scenarios: dict[
     assert span["http_duration_nanoseconds"] == 9_000_000
     assert span["client_disconnected"] is False
     assert span["gen_ai.request.id"] == "linked", "vLLM's id, not the client's"
+
+
+def test_a_hook_that_always_fails_holds_nothing(scenarios: dict[str, Any]) -> None:
+    assert spans(scenarios, "failing_hook") == []
+    assert (scenarios["failing_hook"]["left"], scenarios["failing_hook"]["states"]) == (0, 0)
 
 
 def test_no_record_holds_what_the_client_wrote_or_was_told(scenarios: dict[str, Any]) -> None:

@@ -1,0 +1,128 @@
+"""Clients of every kind that an API server meets, and what each of them saw."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from e2e.vllm_server import MODEL_NAME
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request. The client goes away after ``leave_after`` pieces of the answer's body, or so many seconds."""
+
+    name: str
+    route: str
+    body: dict[str, Any]
+    leave_after_pieces: int | None = None
+    leave_after_seconds: float | None = None
+    tenant: str = "blue"
+
+
+@dataclass
+class Seen:
+    """What the client saw; seconds from the moment it sent the request."""
+
+    call: Call
+    status: int | None = None
+    reasons: list[str] = field(default_factory=list)
+    first_byte_seconds: float | None = None
+    duration_seconds: float = 0.0
+    left: bool = False
+    stream_error: int | None = None
+
+    @property
+    def answer(self) -> int | None:
+        """The status, or the code of an error that came in a stream after its status."""
+        return self.stream_error or self.status
+
+    @property
+    def outcomes(self) -> list[str]:
+        """Sorted finish reasons that the records of this request must have, one a record."""
+        if self.left:
+            return ["abort"] * int(self.call.body.get("n", 1))
+        if self.answer == 200:
+            return sorted(self.reasons)
+        return ["rejected"] if self.answer in (429, 503) else ["invalid"]
+
+
+def completion(name: str, tokens: int, output: int, draw: int, **more: Any) -> Call:
+    """A completion of random token ids that ends at its limit."""
+    prompt = random.Random(draw).choices(range(3, 1024), k=tokens)
+    leave = {key: more.pop(key) for key in ("leave_after_pieces", "leave_after_seconds", "tenant") if key in more}
+    body = {"prompt": prompt, "max_tokens": output, "ignore_eos": True, "temperature": 0.0, **more}
+    return Call(name, COMPLETIONS, {"model": MODEL_NAME, **body}, **leave)
+
+
+def chat(name: str, words: str, output: int, **more: Any) -> Call:
+    """A chat that ends at its limit."""
+    leave = {key: more.pop(key) for key in ("leave_after_pieces", "leave_after_seconds", "tenant") if key in more}
+    messages = [{"role": "user", "content": words}]
+    body = {"messages": messages, "max_tokens": output, "ignore_eos": True, "temperature": 0.0, **more}
+    return Call(name, CHAT, {"model": MODEL_NAME, "chat_template": TEMPLATE, **body}, **leave)
+
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def send(url: str, calls: Sequence[Call], at_once: int, spread_seconds: float = 0.0) -> list[Seen]:
+    """Sends every call, so many at a time, the first ones spread over some seconds; returns when all have ended."""
+    return asyncio.run(_send(url, calls, at_once, spread_seconds))
+
+
+async def _send(url: str, calls: Sequence[Call], at_once: int, spread_seconds: float) -> list[Seen]:
+    limit = asyncio.Semaphore(at_once)
+    # A connection per request: one that goes away must not take another's with it.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+
+    async def one(client: httpx.AsyncClient, index: int, call: Call) -> Seen:
+        await asyncio.sleep(spread_seconds * index / len(calls))
+        async with limit:
+            return await _call(client, url, call)
+
+    async with httpx.AsyncClient(timeout=300, limits=limits, trust_env=False) as client:
+        return await asyncio.gather(*(one(client, index, call) for index, call in enumerate(calls)))
+
+
+async def _call(client: httpx.AsyncClient, url: str, call: Call) -> Seen:
+    seen = Seen(call)
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(call.leave_after_seconds):
+            await _read(client, url, call, seen, started)
+    except TimeoutError:
+        seen.left = True
+    seen.duration_seconds = time.monotonic() - started
+    return seen
+
+
+async def _read(client: httpx.AsyncClient, url: str, call: Call, seen: Seen, started: float) -> None:
+    headers = {"X-Request-Id": call.name, "X-Tenant": call.tenant, "Content-Type": "application/json"}
+    request = client.stream("POST", url + call.route, content=json.dumps(call.body), headers=headers)
+    pieces: list[bytes] = []
+    async with request as response:
+        seen.status = response.status_code
+        async for piece in response.aiter_raw():
+            if seen.first_byte_seconds is None:
+                seen.first_byte_seconds = time.monotonic() - started
+            pieces.append(piece)
+            if call.leave_after_pieces is not None and len(pieces) >= call.leave_after_pieces:
+                seen.left = True
+                return
+    if seen.status == 200:
+        body = b"".join(pieces)
+        lines = [line[6:] for line in body.splitlines() if line.startswith(b"data: {")]
+        for answer in map(json.loads, lines if call.body.get("stream") else [body]):
+            seen.reasons += [choice["finish_reason"] for choice in answer.get("choices", ()) if choice["finish_reason"]]
+            if "error" in answer:
+                seen.stream_error = answer["error"]["code"]
