@@ -81,12 +81,11 @@ def _register() -> None:
 
 
 def _installed_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    """Of whatever distribution brings the package: builds for other devices have names of their own."""
+    from importlib.metadata import packages_distributions, version
 
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        return "of an unknown version"
+    names = packages_distributions().get("vllm", ())
+    return version(names[0]) if names else "of an unknown version"
 
 
 def _hook_engine(process: Any) -> None:
