@@ -40,12 +40,12 @@ ARGUMENTS = ("--max-num-seqs", "16")
 
 @dataclass(frozen=True)
 class Load:
-    """``requests`` streamed completions, ``at_once`` of them open at any time."""
+    """``requests`` streamed completions by ``at_once`` clients; each sends its next one when the last has ended."""
 
     requests: int = 96
-    at_once: int = 8
-    prompt_tokens: tuple[int, int] = (16, 256)
-    output_tokens: tuple[int, int] = (16, 48)
+    at_once: int = 16
+    prompt_tokens: tuple[int, int] = (64, 512)
+    output_tokens: tuple[int, int] = (32, 128)
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,8 @@ def queue_parts(log: Log, request_id: str) -> dict[str, int] | None:
     return parts
 
 
-def token_budget_blocker(log: Log, request_id: str) -> str | None:
-    """Who took most prefill tokens for the longest part of its queue time blocked by the budget."""
+def token_budget_blocker(log: Log, request_id: str) -> tuple[str, int] | None:
+    """Who took most prefill tokens for the longest part of its queue time blocked by the budget, and how long that was."""
     added, starts = log.added[request_id], log.starts
     blamed: dict[str, int] = {}
     for index in range(bisect_left(starts, added), len(starts) - 1):
@@ -119,7 +119,7 @@ def token_budget_blocker(log: Log, request_id: str) -> str | None:
         if step.stopped_by == BUDGET and eaters:
             most = max(eaters, key=lambda name: step.tokens[name])
             blamed[most] = blamed.get(most, 0) + starts[index + 1] - starts[index]
-    return max(blamed, key=lambda name: blamed[name]) if blamed else None
+    return max(blamed.items(), key=lambda item: item[1]) if blamed else None
 
 
 def prefill_parts(log: Log, request_id: str) -> dict[str, int] | None:

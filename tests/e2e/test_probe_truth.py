@@ -204,6 +204,8 @@ def test_lost_tokens_and_preemptions_are_those_of_the_scheduler(truth: Truth) ->
 def test_kv_figures_equal_a_walk_over_every_block_at_200_random_steps(truth: Truth) -> None:
     assert len(truth.log.walks) >= 200
     for probe, walked in truth.log.walks:
-        assert {key: probe[key] for key in walked if key in probe} == {k: v for k, v in walked.items() if k in probe}
-        assert {"kv_blocks_used", "kv_tokens_stored", "kv_slots_wasted", "kv_fragmentation_ratio"} <= probe.keys()
-    assert any(walked["kv_slots_wasted"] > 0 for _, walked in truth.log.walks)
+        assert {name: probe[name] for name in walked} == walked
+    assert max(walked["slots_wasted"] for _, walked in truth.log.walks) > 0
+    assert max(walked["blocks_cached"] for _, walked in truth.log.walks) > 0
+    for bucket in ("short", "medium", "long"):
+        assert max(walked["blocks_by_bucket"][bucket] for _, walked in truth.log.walks) > 0

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+BUCKETS = {"short": 600, "medium": 8192, "long": 1 << 40}
+"""Largest prompt of each, such that the loads of the tests have some in all three."""
 WALK_SHARE = 0.15
 """Of the updates, how many are followed by a walk over every block."""
 
@@ -35,40 +37,51 @@ def register() -> None:
 
 
 def walk(scheduler: Any) -> dict[str, Any]:
-    """What each block and each slot of it holds, looked at one by one; attention with growing blocks only."""
+    """What each block and each slot of it holds, looked at one by one; for attention over everything before."""
     manager = scheduler.kv_cache_manager
-    held: dict[tuple[int, int], set[int]] = {}
-    for group, single in enumerate(manager.coordinator.single_type_managers):
-        size = single.block_size
-        for request_id, blocks in single.req_to_blocks.items():
-            request = scheduler.requests.get(request_id)
-            computed = request.num_computed_tokens if request is not None else 0
-            for index, block in enumerate(blocks):
-                if block.is_null:
-                    continue
-                slots = held.setdefault((group, block.block_id), set())
-                slots.update(slot for slot in range(size) if index * size + slot < computed)
-    pool = manager.block_pool
-    used = sum(1 for block in pool.blocks if not block.is_null and block.ref_cnt > 0)
-    cached = sum(1 for block in pool.blocks if not block.is_null and block.ref_cnt == 0 and block.block_hash)
-    size = manager.coordinator.single_type_managers[0].block_size
-    stored = sum(len(slots) for slots in held.values())
+    (single,) = manager.coordinator.single_type_managers
+    size, pool = single.block_size, manager.block_pool
+    filled: dict[int, set[int]] = {}
+    by_bucket: dict[str, set[int]] = {name: set() for name in BUCKETS}
+    for request_id, blocks in single.req_to_blocks.items():
+        request = scheduler.requests[request_id]
+        bucket = next(name for name, upper in BUCKETS.items() if request.num_prompt_tokens <= upper)
+        for index, block in enumerate(blocks):
+            slots = filled.setdefault(block.block_id, set())
+            slots.update(slot for slot in range(size) if index * size + slot < request.num_computed_tokens)
+            by_bucket[bucket].add(block.block_id)
+    used = {block.block_id for block in pool.blocks if not block.is_null and block.ref_cnt > 0}
+    assert used == filled.keys(), "a block is used by nobody, or held and free"
+    free = [block for block in pool.blocks if not block.is_null and block.ref_cnt == 0]
+    slots_used = len(filled) * size
+    stored = sum(map(len, filled.values()))
     return {
-        "kv_blocks_used": used,
-        "kv_blocks_free": len(pool.blocks) - 1 - used,
-        "kv_blocks_cached": cached,
-        "kv_blocks_held": len(held),
-        "kv_tokens_stored": stored,
-        "kv_slots_wasted": len(held) * size - stored,
-        "kv_fragmentation_ratio": 1 - stored / (len(held) * size) if held else None,
+        "blocks_total": len(used) + len(free),
+        "blocks_used": len(used),
+        "blocks_free": len(free),
+        "blocks_cached": sum(block.block_hash is not None for block in free),
+        "slots": slots_used,
+        "slots_wasted": slots_used - stored,
+        "tokens_stored": stored,
+        "fragmentation_ratio": (slots_used - stored) / slots_used if slots_used else None,
+        "blocks_by_bucket": {name: len(blocks) for name, blocks in by_bucket.items()},
+        "largest_holder_blocks": max(map(len, single.req_to_blocks.values()), default=0),
     }
+
+
+def probe_says(scheduler: Any) -> dict[str, Any]:
+    """The same by the probe."""
+    from vllm_slo.exporters.probe.kv import KvReader
+
+    state = KvReader(scheduler, tuple(BUCKETS), tuple(BUCKETS.values())).read()
+    names = (*state.__dataclass_fields__, "tokens_stored", "fragmentation_ratio")
+    return {name: getattr(state, name) for name in names}
 
 
 class Witness:
     """Keeps the log; one in a process."""
 
     def __init__(self, path: Path) -> None:
-        self.probe_says: Callable[[Any], dict[str, Any]] | None = None
         self.start(path)
 
     def start(self, path: Path) -> None:
@@ -157,8 +170,8 @@ class Witness:
         at = time.monotonic_ns()
         new = {each.request_id: len(each.new_token_ids) for outputs in result.values() for each in outputs.outputs}
         self._write({"update": self._steps.pop(id(output)), "at": at, "outputs": new})
-        if self.probe_says is not None and self._random.random() < WALK_SHARE:
-            self._write({"probe": self.probe_says(scheduler), "walk": walk(scheduler)})
+        if self._random.random() < WALK_SHARE:
+            self._write({"probe": probe_says(scheduler), "walk": walk(scheduler)})
         return result
 
 

