@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import duckdb
 
+from vllm_slo.analytics.extent import extent
 from vllm_slo.analytics.reading import records
-from vllm_slo.analytics.selection import Selection
+from vllm_slo.analytics.selection import MINUTE, Selection
 from vllm_slo.analytics.series import moment
 from vllm_slo.exporters.records import PROBE_VERSION
 
 PARTS: tuple[str, ...] = ("engine", "frontend", "edge")
 """Parts of the probe, as the column `records` names them."""
+DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Instance:
     ``merged`` have records of several, ``alone`` of one. ``superseded`` and ``late`` are rows that came in a second
     piece and stand for no request of their own: they are in no other count.
     ``version`` is the probe's, None without it. ``probe_sampled`` tells of the probe's engine samples, ``dropped`` and
-    ``errors`` are its highest counts in these, None without.
+    ``errors`` are its highest counts in these, None without; ``gpu``: they tell of a GPU's allocator.
     """
 
     name: str | None
@@ -42,6 +44,7 @@ class Instance:
     probe_sampled: bool = False
     dropped: float | None = None
     errors: float | None = None
+    gpu: bool = False
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -71,7 +74,7 @@ def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tu
     sampled = _sampled(connection, selection)
     whole = []
     for name in {*found, *sampled}:
-        shard, last, probed, dropped, errors = sampled.get(name, (None, None, False, None, None))
+        shard, last, probed, dropped, errors, gpu = sampled.get(name, (None, None, False, None, None, False))
         one = found.get(name)
         seen = max(moment for moment in (one.last_seen if one else None, last) if moment is not None)
         base = one or Instance(name, shard, seen)
@@ -85,15 +88,19 @@ def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tu
                 probe_sampled=probed,
                 dropped=dropped,
                 errors=errors,
+                gpu=gpu,
             )
         )
     return tuple(sorted(whole, key=lambda each: (each.name is None, each.name or "")))
 
 
-def newest_sample(connection: duckdb.DuckDBPyConnection) -> datetime | None:
-    """When the newest engine sample was taken; None without any."""
+def newest_day(connection: duckdb.DuckDBPyConnection) -> tuple[Instance, ...]:
+    """Every server seen in the day up to the newest request or sample of the lake."""
+    known = extent(connection)
     ((last,),) = records(connection, "select epoch_us(max(time)) from engine_samples")
-    return None if last is None else moment(last)
+    ends = [known.end] if known else []
+    ends += [] if last is None else [moment(last) + MINUTE]
+    return instances(connection, Selection.around(max(ends) - DAY, max(ends))) if ends else ()
 
 
 _COUNTED = ("rows", "parts", "stock", "merged", "alone", "superseded", "late")
@@ -127,18 +134,20 @@ def _versions(connection: duckdb.DuckDBPyConnection, where: str) -> dict[str | N
     return {name: version for name, (_, version) in found.items()}
 
 
-_Sampled = tuple[str | None, datetime, bool, float | None, float | None]
+_Sampled = tuple[str | None, datetime, bool, float | None, float | None, bool]
 
 
 def _sampled(connection: duckdb.DuckDBPyConnection, selection: Selection) -> dict[str | None, _Sampled]:
     return {
-        name: (shard, moment(last), probed, dropped, errors)
-        for name, shard, last, probed, dropped, errors in records(
+        name: (shard, moment(last), probed, dropped, errors, gpu)
+        for name, shard, last, probed, dropped, errors, gpu in records(
             connection,
-            "select instance, max(shard), max(last), bool_or(probed), sum(dropped), sum(errors) from ("
+            "select instance, max(shard), max(last), bool_or(probed), sum(dropped), sum(errors), bool_or(gpu) "
+            "from ("
             "select service_instance_id as instance, engine, max(shard) as shard, max(epoch_us(time)) as last, "
             "bool_or(source = 'probe') as probed, max(probe_dropped_total) as dropped, "
-            "max(probe_errors_total) as errors from engine_samples "
+            "max(probe_errors_total) as errors, "
+            "bool_or(gpu_memory_allocated_bytes is not null) as gpu from engine_samples "
             f"where {selection.within('time')} and {selection.engines()} group by 1, 2) group by 1",
         )
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.probe_lake import Told, fill, samples
 from vllm_slo.__main__ import run
 
 PAGES = Path(__file__).resolve().parents[1] / "fixtures" / "vllm_metrics"
@@ -117,3 +118,60 @@ def test_a_folder_of_saved_pages_is_looked_at(captures: Path, capsys: pytest.Cap
     assert run(["doctor", str(captures / "smallkv" / "metrics-general-0"), "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert "13 requests lie beyond" in next(f["found"] for f in findings if f["id"] == "token-bounds")
+
+
+@pytest.fixture
+def probed(tmp_path: Path) -> str:
+    """A lake that has two servers, one of them stock."""
+    made = fill(tmp_path / "lake", [Told(), Told(records="engine+frontend"), Told(shard="bare", records="stock")])
+    made.append("engine_samples", samples("a", 5, probe_dropped_total=4.0))
+    return str(tmp_path / "lake")
+
+
+def findings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    run([*arguments, "--json"])
+    return {finding["id"]: finding["severity"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_a_server_is_looked_up_in_the_lake(probed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = findings_of(["--lake", probed, "doctor", "--instance", "a"], capsys)
+    seen = {check: found[f"probe-{check}"] for check in ("installed", "dropped", "errors", "middleware", "gpu")}
+    assert seen == {"installed": "ok", "dropped": "warning", "errors": "ok", "middleware": "ok", "gpu": "note"}
+    assert findings_of(["--lake", probed, "doctor", "--instance", "bare"], capsys)["probe-installed"] == "warning"
+    assert findings_of(["--lake", probed, "doctor", "--instance", "?"], capsys)["probe-installed"] == "unknown"
+
+
+def test_the_instance_of_the_environment_is_looked_up_where_there_is_a_lake(
+    probed: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert findings_of(["--lake", probed, "doctor", "--command", GOOD], capsys)["probe-installed"] == "ok"
+    nowhere = str(tmp_path / "nowhere")
+    assert findings_of(["--lake", nowhere, "doctor", "--command", GOOD], capsys)["probe-installed"] == "unknown"
+    assert run(["--lake", nowhere, "doctor", "--instance", "a"]) == 1
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_probe_is_found_at_the_port_of_the_servers_environment(
+    server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = b'vllm_slo_probe_info{version="0.0.1"} 1\n'
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        port = f"VLLM_SLO_METRICS_PORT={http.server_port}"
+        found = findings_of(["doctor", server, "--env", port], capsys)
+        given = findings_of(["doctor", "--probe", f"http://127.0.0.1:{http.server_port}"], capsys)
+        http.shutdown()
+        thread.join()
+    assert found["probe-installed"] == given["probe-installed"] == "ok"
+    assert found["probe-version"] == "note"

@@ -20,8 +20,16 @@ from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.vllm.doctor.checks import CHECKS, examine
 from vllm_slo.exporters.vllm.doctor.command_line import parse_command
 from vllm_slo.exporters.vllm.doctor.finding import Finding, Severity
-from vllm_slo.exporters.vllm.doctor.look import look, try_receiver
-from vllm_slo.exporters.vllm.doctor.subject import Objective, Receiver, Subject, parse_objective
+from vllm_slo.exporters.vllm.doctor.look import look, look_at_probe, try_receiver
+from vllm_slo.exporters.vllm.doctor.probe import DROPPED, ERRORS, INFO, MIDDLEWARE
+from vllm_slo.exporters.vllm.doctor.subject import (
+    Objective,
+    ProbePage,
+    Receiver,
+    Recorded,
+    Subject,
+    parse_objective,
+)
 from vllm_slo.exporters.vllm.page import parse
 from vllm_slo.exporters.vllm.recorded import pages
 
@@ -60,6 +68,19 @@ def histogram(name: str, total: float, buckets: dict[str, int], start: float | N
     lines += [f'vllm:{name}_count{{engine="0",model_name="m"}} {max(buckets.values())}']
     return "\n".join([*lines, f"process_start_time_seconds {start or NOW.timestamp() - 3600}", ""])
 
+
+def probing(**series: float) -> Subject:
+    """A probe's page with its version and some counters."""
+    samples = {INFO: (({"version": "0.2.0"}, 1.0),)}
+    samples |= {name: (({"hook": "schedule"}, value),) for name, value in series.items()}
+    return Subject(probe_page=ProbePage("http://h:9464/metrics", samples), own_version="0.2.0")
+
+
+def recorded(*running: str, requests: int = 12, **given: object) -> Subject:
+    return Subject(recorded=Recorded("a", requests, running, **given), own_version="0.2.0")  # type: ignore[arg-type]
+
+
+WHOLE = Recorded("a", 12, ("engine", "frontend", "edge"), "0.2.0", sampled=True, dropped=0.0, errors=0.0, gpu=True)
 
 SPEAKS: list[tuple[str, Subject, Severity, str, str]] = [
     (
@@ -273,6 +294,57 @@ SPEAKS: list[tuple[str, Subject, Severity, str, str]] = [
     ("unknown-options", started("--zzz"), "error", "no option", "spelling"),
     ("config-file", started("--config c.yaml"), "warning", "were not read", "--command"),
     ("plugins", environment(VLLM_PLUGINS="a"), "note", "do not load", "Add the names"),
+    ("probe-installed", recorded(), "warning", "All 12 requests of a", "pip install vllm-slo"),
+    (
+        "probe-installed",
+        recorded(version="0.2.0"),
+        "error",
+        "the lake has none of its records",
+        "VLLM_SLO_OTLP_ENDPOINT",
+    ),
+    ("probe-installed", recorded(requests=0), "unknown", "nothing of a", "--instance"),
+    (
+        "probe-installed",
+        Subject(probe_page=ProbePage("http://h:9464/metrics", reason="refused")),
+        "warning",
+        "does not answer (refused)",
+        "pip install vllm-slo",
+    ),
+    (
+        "probe-installed",
+        Subject(probe_page=ProbePage("http://h:8000/metrics")),
+        "warning",
+        "without the probe's series",
+        "VLLM_SLO_METRICS_PORT",
+    ),
+    ("probe-installed", Subject(), "unknown", "Neither the probe's page nor the lake", "--probe"),
+    ("probe-version", recorded("engine"), "warning", "not known", "--upgrade"),
+    ("probe-version", replace(probing(), own_version="0.3.0"), "note", "0.2.0; this is 0.3.0", "vllm-slo==0.3.0"),
+    ("probe-off", environment(VLLM_SLO_PROBE="0"), "warning", "switched off", "Unset VLLM_SLO_PROBE"),
+    (
+        "probe-allowed",
+        environment(VLLM_PLUGINS="lora"),
+        "warning",
+        "does not name vllm_slo",
+        "VLLM_PLUGINS=lora,vllm_slo",
+    ),
+    ("probe-allowed", environment(VLLM_PLUGINS=""), "warning", "VLLM_PLUGINS=nothing", "VLLM_PLUGINS=vllm_slo,"),
+    ("probe-dropped", probing(**{DROPPED: 41.0}), "warning", "dropped 41 records", "VLLM_SLO_QUEUE_SIZE"),
+    ("probe-dropped", recorded("engine", dropped=3.0), "warning", "dropped 3 records", "receiver runs"),
+    ("probe-errors", probing(**{ERRORS: 2.0}), "error", "2 errors in its hooks (schedule)", "report it"),
+    ("probe-errors", recorded("engine", errors=11.0), "error", "11 errors", "'vllm-slo:'"),
+    (
+        "probe-front-end",
+        environment(VLLM_USE_RUST_FRONTEND="1"),
+        "warning",
+        "the engine alone",
+        "VLLM_USE_RUST_FRONTEND=0",
+    ),
+    ("probe-front-end", recorded("engine"), "warning", "none of its front end", "API server"),
+    ("probe-middleware", recorded("engine", "frontend"), "warning", "None of 12 requests", MIDDLEWARE),
+    ("probe-middleware", started(), "note", "--middleware is not given", MIDDLEWARE),
+    ("probe-gpu", probing(), "note", "no GPU series", "gpu-exporter"),
+    ("probe-gpu", recorded("engine", sampled=True), "note", "absent, never 0", "CPU build"),
     ("health", Subject(healthy=False), "error", "dead", "log"),
     ("clock", Subject(clock_offset_seconds=-40.0), "warning", "40 s behind", "NTP"),
     ("clock", Subject(clock_offset_seconds=4000.0), "error", "clock_skew", "NTP"),
@@ -289,6 +361,8 @@ QUIET = Subject(
     healthy=True,
     clock_offset_seconds=0.4,
     receiver=Receiver("http://h:4317", True, "gRPC health says SERVING"),
+    recorded=WHOLE,
+    own_version="0.2.0",
 )
 ALWAYS_SAID = {"client-aborts"}
 
@@ -308,12 +382,47 @@ def test_every_check_is_made_to_speak() -> None:
     assert {check.id for check in CHECKS} == {case[0] for case in SPEAKS}
 
 
-def test_a_server_set_up_well_hears_only_what_every_vllm_hides(captures: Path) -> None:
+def test_a_server_set_up_well_with_the_probe_hears_nothing_of_what_every_vllm_hides(captures: Path) -> None:
     when, text = next(pages(captures / "light" / "metrics-general-0"))
     subject = replace(QUIET, pages=((when, parse(text)),), objectives=(Objective("ttft", 0.5),))
     loud = {finding.id: finding for finding in examine(subject) if finding.severity not in ("ok",)}
-    assert set(loud) == ALWAYS_SAID | {"token-bounds"}, loud  # the recorded server has vLLM's own token bounds
+    assert set(loud) == {"token-bounds"}, loud  # the recorded server has vLLM's own token bounds
     assert {finding.id for finding in examine(QUIET) if finding.severity in ("error", "warning")} == set()
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        replace(probing(**{DROPPED: 0.0, ERRORS: 0.0, "vllm_slo_gpu_memory_allocated_bytes": 1.0})),
+        Subject(recorded=WHOLE, own_version="0.2.0"),
+    ],
+)
+def test_a_probe_that_loses_nothing_is_in_order_whichever_tells(subject: Subject) -> None:
+    for check in ("probe-installed", "probe-version", "probe-dropped", "probe-errors", "probe-gpu"):
+        assert [finding.severity for finding in answers(subject, check)] == ["ok"], check
+
+
+def test_a_probe_that_sent_no_sample_does_not_say_that_it_dropped_nothing() -> None:
+    assert [finding.severity for finding in answers(recorded("engine"), "probe-dropped")] == ["unknown"]
+
+
+def test_the_page_of_a_probe_is_read_where_it_listens() -> None:
+    pages = {
+        "http://h:9464/metrics": httpx.Response(
+            200,
+            text=f'# TYPE {INFO} gauge\n{INFO}{{version="0.2.0"}} 1\n{ERRORS}{{hook="a"}} 2\n{ERRORS}{{hook="b"}} 3\n',
+        ),
+        "http://h:1/metrics": httpx.Response(404),
+        "http://h:2/metrics": httpx.Response(200, text="<html>"),
+    }
+    with httpx.Client(transport=httpx.MockTransport(lambda request: pages[str(request.url)])) as client:
+        found = look_at_probe("http://h:9464", client)
+        assert (found.reachable, found.value(INFO), found.value(ERRORS), found.value("none")) == (True, 1.0, 5.0, None)
+        assert look_at_probe("http://h:1", client).reason == "HTTP 404"
+        assert look_at_probe("http://h:2", client).reason == "what it sends is no Prometheus text"
+    with httpx.Client() as client, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert not look_at_probe(f"http://127.0.0.1:{closed.getsockname()[1]}", client).reachable
 
 
 def test_what_no_source_tells_is_unknown_and_never_ok() -> None:

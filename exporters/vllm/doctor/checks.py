@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_slo.exporters.vllm.doctor import bounds, options, series, tracing
+from vllm_slo.exporters.vllm.doctor import bounds, options, probe, series, tracing
 from vllm_slo.exporters.vllm.doctor.finding import SEVERITIES, Check, Finding
 from vllm_slo.exporters.vllm.doctor.subject import Subject
 
@@ -204,6 +204,69 @@ CHECKS: tuple[Check, ...] = (
         "It is an allow-list: what it does not name is silently left out.",
         ("environment",),
         options.plugins,
+    ),
+    Check(
+        "probe-installed",
+        "The probe beside the server",
+        "Stock vLLM cannot say what blocked the queue, what preemption cost, or who gave up.",
+        ("probe", "lake"),
+        probe.installed,
+    ),
+    Check(
+        "probe-version",
+        "The version of the probe",
+        "What a record holds depends on it.",
+        ("probe", "lake"),
+        probe.version,
+    ),
+    Check(
+        "probe-off",
+        "`VLLM_SLO_PROBE`",
+        "Switched off, the probe records nothing.",
+        ("environment",),
+        probe.switched_off,
+    ),
+    Check(
+        "probe-allowed",
+        "`VLLM_PLUGINS` without `vllm_slo`",
+        "An allow-list that does not name the probe leaves it out, silently.",
+        ("environment",),
+        probe.allowed,
+    ),
+    Check(
+        "probe-dropped",
+        "Records that the probe dropped",
+        "A dropped record is a request or a second that is known from stock data at best.",
+        ("probe", "lake"),
+        probe.dropped,
+    ),
+    Check(
+        "probe-errors",
+        "Errors caught in the probe's hooks",
+        "A hook that fails measures less, or nothing.",
+        ("probe", "lake"),
+        probe.errors,
+    ),
+    Check(
+        "probe-front-end",
+        "Front-end records; `VLLM_USE_RUST_FRONTEND`",
+        "Only the front end knows times as the client felt them, and refusals.",
+        ("lake", "environment"),
+        probe.front_end,
+    ),
+    Check(
+        "probe-middleware",
+        "HTTP records; `--middleware`",
+        "HTTP statuses, disconnections and tenants are seen at the edge alone.",
+        ("lake", "command"),
+        probe.middleware,
+    ),
+    Check(
+        "probe-gpu",
+        "Series of the GPU's allocator",
+        "Memory fragmentation and out-of-memory errors are read there.",
+        ("probe", "lake"),
+        probe.gpu,
     ),
     Check("health", "`/health`", "A dead engine still serves `/metrics`.", ("metrics",), series.health),
     Check(

@@ -11,7 +11,7 @@ from vllm_slo.exporters.vllm.doctor.subject import Subject
 Severity = Literal["error", "warning", "note", "unknown", "ok"]
 """error: data will be missing or wrong. warning: part may be. note: good to know. unknown: nothing given tells."""
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "unknown", "ok")
-Source = Literal["command", "environment", "metrics", "endpoint"]
+Source = Literal["command", "environment", "metrics", "endpoint", "probe", "lake"]
 
 
 @dataclass(frozen=True)
@@ -86,3 +86,11 @@ def needs_environment() -> tuple[Answer, ...]:
 def needs_metrics() -> tuple[Answer, ...]:
     """Only the metrics page tells."""
     return unknown("No metrics page was read.", "Give the server's address: vllm-slo doctor http://HOST:PORT.")
+
+
+def needs_probe() -> tuple[Answer, ...]:
+    """Only the probe's own page, or the lake, tells."""
+    return unknown(
+        "Neither the probe's page nor the lake told of this server.",
+        "Add --probe http://HOST:9464 (on the server's machine), or --instance NAME to look it up in the lake.",
+    )

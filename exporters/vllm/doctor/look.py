@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_slo.exporters.errors import SloError
-from vllm_slo.exporters.vllm.doctor.subject import Receiver
+from vllm_slo.exporters.vllm.doctor.subject import ProbePage, Receiver
 from vllm_slo.exporters.vllm.page import Page, parse
 from vllm_slo.exporters.vllm.recorded import pages
 from vllm_slo.exporters.vllm.scrape import Clock, clock_offset_seconds, parse_target, version_url
@@ -56,6 +57,25 @@ def look(source: str, client: httpx.Client, clock: Clock) -> Looked:
         _healthy(client, url),
         clock_offset_seconds(response.headers.get("date"), now),
     )
+
+
+def look_at_probe(address: str, client: httpx.Client) -> ProbePage:
+    """The page of an engine's probe, or what stood in the way; ``/metrics`` is added to an address without a path."""
+    url = parse_target(address).url
+    try:
+        response = client.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return ProbePage(url, reason=str(error) or type(error).__name__)
+    if response.status_code != 200:
+        return ProbePage(url, reason=f"HTTP {response.status_code}")
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    try:
+        for family in text_string_to_metric_families(response.text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((dict(sample.labels), float(sample.value)))
+    except (ValueError, IndexError, KeyError):
+        return ProbePage(url, reason="what it sends is no Prometheus text")
+    return ProbePage(url, {name: tuple(found) for name, found in samples.items()})
 
 
 def try_receiver(endpoint: str, client: httpx.Client) -> Receiver:

@@ -202,7 +202,10 @@ def poisoned_sums(subject: Subject) -> tuple[Answer, ...]:
 
 def client_aborts(subject: Subject) -> tuple[Answer, ...]:
     """Requests that clients gave up."""
-    cure = "Count them in front of vLLM (gateway, client) and send those spans here too."
+    seen = subject.recorded
+    if seen is not None and {"engine", "frontend"} & set(seen.running):
+        return ok(f"The probe records requests of {seen.instance} that clients give up.")
+    cure = "Install the probe beside vLLM, or count them in front of vLLM (gateway, client) and send those spans."
     said = "requests that clients give up leave no span and no count: the slowest are missing from every percentile"
     page = subject.page
     answered = finished = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from vllm_slo.exporters.errors import SloError
@@ -58,12 +59,52 @@ class Receiver:
 
 
 @dataclass(frozen=True)
+class ProbePage:
+    """The page that the probe of one engine serves: labels and value of each sample, by series.
+
+    ``reason`` says why it could not be read; then there are no samples.
+    """
+
+    url: str
+    samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
+    reason: str | None = None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether anything answered."""
+        return self.reason is None
+
+    def value(self, series: str) -> float | None:
+        """The sum over the samples of one series; None when there is none."""
+        values = [value for _, value in self.samples.get(series, ()) if not math.isnan(value)]
+        return math.fsum(values) if values else None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the lake has of one server, of the newest day of its data.
+
+    ``running`` names the parts of the probe that were seen (`engine`, `frontend`, `edge`). ``version`` is the probe's.
+    ``sampled`` tells of the probe's engine samples; ``dropped``, ``errors`` and ``gpu`` are what these say.
+    """
+
+    instance: str
+    requests: int = 0
+    running: tuple[str, ...] = ()
+    version: str | None = None
+    sampled: bool = False
+    dropped: float | None = None
+    errors: float | None = None
+    gpu: bool = False
+
+
+@dataclass(frozen=True)
 class Subject:
     """What is known of one server; None (or empty) is *not looked at*, never *absent*.
 
     ``pages`` are (moment, page), oldest first. ``env`` holds the whole environment that matters when it is given.
     ``clock_offset_seconds`` is the server's clock minus ours. ``healthy`` is the answer of ``/health``.
-    ``context_buckets`` are (name, upper bound in tokens), ascending.
+    ``context_buckets`` are (name, upper bound in tokens), ascending. ``own_version`` is that of this program.
     """
 
     command: CommandLine | None = None
@@ -73,6 +114,9 @@ class Subject:
     healthy: bool | None = None
     clock_offset_seconds: float | None = None
     receiver: Receiver | None = None
+    probe_page: ProbePage | None = None
+    recorded: Recorded | None = None
+    own_version: str | None = None
     objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
     objectives_given: bool = False
     context_buckets: tuple[tuple[str, int], ...] = (("short", 4096), ("medium", 32768), ("long", 128000))

@@ -13,6 +13,7 @@ from vllm_slo.exporters.errors import SloError
 
 if TYPE_CHECKING:
     from vllm_slo.exporters.vllm.doctor.finding import Finding
+    from vllm_slo.exporters.vllm.doctor.subject import Recorded
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "unknown": "magenta", "ok": "green"}
 
@@ -33,6 +34,17 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "unknown": "mag
 )
 @click.option("--otlp-endpoint", metavar="URL", help="Try the OTLP receiver there: gRPC, or HTTP on port 4318.")
 @click.option(
+    "--probe",
+    "probe_address",
+    metavar="URL",
+    help="The page of the probe's series, http://HOST:9464. [default: that port of a running server's machine]",
+)
+@click.option(
+    "--instance",
+    metavar="NAME",
+    help="Look this server up in the lake. [default: service.instance.id of the environment given]",
+)
+@click.option(
     "--objective",
     "objectives",
     metavar="NAME=SECONDS",
@@ -48,6 +60,8 @@ def doctor(
     command: str | None,
     variables: tuple[str, ...],
     otlp_endpoint: str | None,
+    probe_address: str | None,
+    instance: str | None,
     objectives: tuple[str, ...],
     everything: bool,
     as_json: bool,
@@ -55,19 +69,23 @@ def doctor(
     """Say what will be missing or wrong in the telemetry of one vLLM server, each with the cure.
 
     Give the address of a running server, a saved metrics page, the command that starts the server, or both: what the
-    sources given cannot tell is `unknown`. Exit code 1 when there is an error.
+    sources given cannot tell is `unknown`. The probe is looked for at its own port and in the lake. Exit code 1 when
+    there is an error.
 
     \b
     vllm-slo doctor http://localhost:8000
     vllm-slo doctor --command "OTEL_SERVICE_NAME=vllm vllm serve MODEL --otlp-traces-endpoint http://localhost:4317"
     """
-    if source is None and command is None:
-        raise click.UsageError("Give a server's address, a saved metrics page, or --command 'vllm serve ...'.")
+    if source is None and command is None and instance is None and probe_address is None:
+        raise click.UsageError(
+            "Give a server's address, a saved metrics page, --command 'vllm serve ...', --probe URL or --instance NAME."
+        )
     import httpx
 
     from vllm_slo.exporters.vllm.doctor.checks import examine
     from vllm_slo.exporters.vllm.doctor.command_line import parse_command
-    from vllm_slo.exporters.vllm.doctor.look import TIMEOUT_SECONDS, Looked, look, try_receiver
+    from vllm_slo.exporters.vllm.doctor.look import TIMEOUT_SECONDS, Looked, look, look_at_probe, try_receiver
+    from vllm_slo.exporters.vllm.doctor.probe import INFO
     from vllm_slo.exporters.vllm.doctor.subject import DEFAULT_OBJECTIVES, Subject, parse_objective
     from vllm_slo.exporters.vllm.scrape import utc_now
 
@@ -79,9 +97,14 @@ def doctor(
     with httpx.Client(timeout=TIMEOUT_SECONDS) as client:
         looked = look(source, client, utc_now) if source is not None else Looked(())
         receiver = try_receiver(otlp_endpoint, client) if otlp_endpoint is not None else None
-    given = _environment(variables)
-    if line is not None and (line.env or line.container):
-        given = {**line.env, **(given or {})}
+        given = _environment(variables)
+        if line is not None and (line.env or line.container):
+            given = {**line.env, **(given or {})}
+        probe_page = look_at_probe(probe_address, client) if probe_address is not None else None
+        if probe_page is None and source is not None and "://" in source:
+            usual = look_at_probe(_usual_probe(source, given), client)
+            probe_page = usual if usual.value(INFO) is not None else None
+    named = instance or _instance(given)
     subject = Subject(
         command=line,
         env=given,
@@ -90,6 +113,9 @@ def doctor(
         healthy=looked.healthy,
         clock_offset_seconds=looked.clock_offset_seconds,
         receiver=receiver,
+        probe_page=probe_page,
+        recorded=_recorded(invocation, named, required=instance is not None) if named else None,
+        own_version=_own_version(),
         objectives=wanted or DEFAULT_OBJECTIVES,
         objectives_given=bool(wanted),
         context_buckets=invocation.config.bucket_settings().bounds,
@@ -109,6 +135,59 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str] | None:
     if bad := [text for text in variables if "=" not in text and text != "none"]:
         raise click.UsageError(f"--env {bad[0]}: write NAME=VALUE, or none.")
     return dict(text.split("=", 1) for text in variables if text != "none")
+
+
+def _usual_probe(source: str, env: dict[str, str] | None) -> str:
+    """Where the probe of the first engine of a server listens, unless its environment says another port."""
+    from urllib.parse import urlsplit
+
+    host = urlsplit(source).hostname or "127.0.0.1"
+    port = (env or {}).get("VLLM_SLO_METRICS_PORT", "9464")
+    return f"http://{f'[{host}]' if ':' in host else host}:{port if port.isdigit() and port != '0' else 9464}"
+
+
+def _instance(env: dict[str, str] | None) -> str | None:
+    """The name of the server's resource, where its environment gives one."""
+    for pair in (env or {}).get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
+        name, _, value = pair.partition("=")
+        if name.strip() == "service.instance.id" and value.strip():
+            return value.strip()
+    return None
+
+
+def _recorded(invocation: Invocation, instance: str, *, required: bool) -> Recorded | None:
+    """What the lake has of a server; None where there is no lake, which is an error only when it was asked for."""
+    from vllm_slo.analytics.instances import newest_day
+    from vllm_slo.exporters.vllm.doctor.subject import Recorded
+
+    try:
+        connection = invocation.reader().cursor()
+    except SloError:
+        if required:
+            raise
+        return None
+    found = next((each for each in newest_day(connection) if each.name == instance), None)
+    if found is None:
+        return Recorded(instance) if required else None
+    return Recorded(
+        instance,
+        found.rows,
+        found.running,
+        found.version,
+        found.probe_sampled,
+        found.dropped,
+        found.errors,
+        found.gpu,
+    )
+
+
+def _own_version() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("vllm-slo")
+    except PackageNotFoundError:
+        return None
 
 
 def _show(findings: list[Finding], everything: bool) -> None:

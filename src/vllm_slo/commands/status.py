@@ -84,20 +84,16 @@ def _newest_day(
     """Servers and their coverage over the newest day of the data, and what vLLM alone knows of since then."""
     from vllm_slo.analytics.coverage import coverage
     from vllm_slo.analytics.extent import extent
-    from vllm_slo.analytics.instances import instances, newest_sample
+    from vllm_slo.analytics.instances import newest_day
     from vllm_slo.analytics.selection import Selection
     from vllm_slo.analytics.silence import silence
 
     connection = reader.cursor()
-    known = extent(connection)
-    ends = [end for end in (known.end if known else None, newest_sample(connection)) if end is not None]
-    if not ends:
-        return (), (), ()
-    seen = instances(connection, Selection.around(max(ends) - _COVERED, max(ends) + timedelta(minutes=1)))
+    known, servers = extent(connection), newest_day(connection)
     if known is None:
-        return seen, (), silence(connection, None)
+        return servers, (), silence(connection, None)
     day = Selection.around(max(known.start, known.end - _COVERED), known.end)
-    return seen, coverage(connection, day), silence(connection, known.end)
+    return servers, coverage(connection, day), silence(connection, known.end)
 
 
 def _rows(reader: Reader, sql: str, parameters: list[object] | None = None) -> list[tuple[Any, ...]]:
