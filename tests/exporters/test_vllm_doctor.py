@@ -17,11 +17,12 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from vllm_slo.exporters.errors import SloError
+from vllm_slo.exporters.probe.series import PREFIX, SERIES
 from vllm_slo.exporters.vllm.doctor.checks import CHECKS, examine
 from vllm_slo.exporters.vllm.doctor.command_line import parse_command
 from vllm_slo.exporters.vllm.doctor.finding import Finding, Severity
 from vllm_slo.exporters.vllm.doctor.look import look, look_at_probe, try_receiver
-from vllm_slo.exporters.vllm.doctor.probe import DROPPED, ERRORS, INFO, MIDDLEWARE
+from vllm_slo.exporters.vllm.doctor.probe import DROPPED, ERRORS, GPU_PREFIX, INFO, MIDDLEWARE
 from vllm_slo.exporters.vllm.doctor.subject import (
     Objective,
     ProbePage,
@@ -393,13 +394,19 @@ def test_a_server_set_up_well_with_the_probe_hears_nothing_of_what_every_vllm_hi
 @pytest.mark.parametrize(
     "subject",
     [
-        replace(probing(**{DROPPED: 0.0, ERRORS: 0.0, "vllm_slo_gpu_memory_allocated_bytes": 1.0})),
+        replace(probing(**{DROPPED: 0.0, ERRORS: 0.0, "vllm_slo_allocator_allocated_bytes": 1.0})),
         Subject(recorded=WHOLE, own_version="0.2.0"),
     ],
 )
 def test_a_probe_that_loses_nothing_is_in_order_whichever_tells(subject: Subject) -> None:
     for check in ("probe-installed", "probe-version", "probe-dropped", "probe-errors", "probe-gpu"):
         assert [finding.severity for finding in answers(subject, check)] == ["ok"], check
+
+
+def test_the_series_that_are_looked_for_are_the_probes() -> None:
+    names = {PREFIX + series.name for series in SERIES}
+    assert {INFO, DROPPED, ERRORS} <= names
+    assert any(name.startswith(GPU_PREFIX) for name in names)
 
 
 def test_a_probe_that_sent_no_sample_does_not_say_that_it_dropped_nothing() -> None:

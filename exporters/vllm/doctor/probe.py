@@ -30,9 +30,9 @@ INSTALL = (
 EDGE_CURE = f"Start the server with --middleware {MIDDLEWARE}."
 
 INFO = "vllm_slo_probe_info"
-DROPPED = "vllm_slo_probe_dropped_records_total"
+DROPPED = "vllm_slo_probe_records_dropped_total"
 ERRORS = "vllm_slo_probe_errors_total"
-GPU_PREFIX = "vllm_slo_gpu_"
+GPU_PREFIX = "vllm_slo_allocator_"
 OFF = ("0", "false", "no", "off")
 
 
