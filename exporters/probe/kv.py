@@ -106,7 +106,10 @@ class KvReader:
         self._next = 0
 
     def read(self) -> KvState:
-        """The state now. Raises what vLLM's objects raise when they are not as expected."""
+        """The state now, exact on the scheduler's own thread; on another one a step may be half done meanwhile.
+
+        Raises what vLLM's objects raise when they are not as expected.
+        """
         pool, requests = self._pool, self._scheduler.requests
         total, free = pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
         used = total - free
@@ -143,7 +146,7 @@ class KvReader:
         by_bucket, shared, lists, uppers = held.by_bucket, held.shared, held.lists, self._uppers
         size, counted, nulls_anywhere, find = group.block_size, group.counted, group.nulls_anywhere, requests.get
         first_group = not holders
-        for request_id, blocks in group.table.items():
+        for request_id, blocks in tuple(group.table.items()):
             if not blocks or (request := find(request_id)) is None:
                 continue
             count = len(blocks)

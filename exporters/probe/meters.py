@@ -95,14 +95,24 @@ class Meters:
         self.lost_tokens: dict[Cell, int] = {}
         self.recomputed_tokens = 0
         self.evicted_blocks = 0
-        self._cells = {
-            (name, number): (name, number) for name in buckets.names for number in range(len(self.priorities))
-        }
+        self.cells = tuple((name, number) for name in buckets.names for number in range(len(self.priorities)))
+        """Every cell there can be."""
+        self._cells = {cell: cell for cell in self.cells}
+        # What most requests are: only a series that begins at 0 shows its first increase.
+        ordinary = self.priority_class(0)
+        for cell in self.cells:
+            if cell[1] == ordinary:
+                for name in self.histograms:
+                    self._new(name, cell)
 
     def cell(self, prompt_tokens: int, priority: int) -> Cell:
         """The cell of a request; one object for each cell."""
         found = self.buckets.name(prompt_tokens), bisect_left(self._uppers, priority)
         return self._cells[found]
+
+    def priority_class(self, priority: int) -> int:
+        """The class that a priority is in."""
+        return bisect_left(self._uppers, priority)
 
     def scheduled(self, cell: Cell, queue_ns: int) -> None:
         """A request was scheduled for the first time."""
