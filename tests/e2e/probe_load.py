@@ -61,11 +61,18 @@ def prompt(seed: int, tokens: int, shared: int = 0) -> tuple[int, ...]:
 
 
 def overload(prefix: str, seconds: float, rate: float, seed: int, cancelled: float = 0.05) -> list[Job]:
-    """Poisson arrivals of short, medium and long prompts in the SHARES, exactly ``cancelled`` of them given up."""
+    """Poisson arrivals of short, medium and long prompts in the SHARES, exactly ``cancelled`` of them given up.
+
+    At least two are long, one in each half.
+    """
     draw = random.Random(seed)
-    at, jobs = 0.0, []
+    at, times = 0.0, []
     while (at := at + draw.expovariate(rate)) < seconds:
-        kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
+        times.append(at)
+    kinds = draw.choices(list(SHARES), list(SHARES.values()), k=len(times))
+    kinds[len(times) // 4] = kinds[len(times) * 5 // 8] = "long"
+    jobs = []
+    for at, kind in zip(times, kinds, strict=True):
         if kind == "long":
             tokens, output = LONG_TOKENS, 4
         elif kind == "medium":

@@ -30,8 +30,8 @@ def rows(lake: Path) -> dict[str, Row]:
     """Every row by request id; fails when a request has two."""
     columns = [
         *COUNTS,
-        "token_budget_blocker_seconds * 1000000000 as token_budget_blocked",
-        *(f"({stem}_seconds * 1000000000)::bigint as {stem}" for stem in DURATIONS),
+        "(token_budget_blocker_seconds::decimal(38, 9) * 1000000000)::bigint as token_budget_blocked",
+        *(f"({stem}_seconds::decimal(38, 9) * 1000000000)::bigint as {stem}" for stem in DURATIONS),
         *(f"epoch_ns({name}_time) as {name}_ns" for name in TIMES),
     ]
     found = query(lake, f"select {', '.join(columns)} from requests")

@@ -25,7 +25,7 @@ from typing import Any
 
 BUCKETS = {"short": 600, "medium": 8192, "long": 1 << 40}
 """Largest prompt of each, such that the loads of the tests have some in all three."""
-WALK_SHARE = 0.15
+WALK_SHARE = 0.1
 """Of the updates, how many are followed by a walk over every block."""
 
 
@@ -90,7 +90,7 @@ class Witness:
         self._file: Any = None
         self._steps: dict[int, int] = {}
         self._scheduled = 0
-        self._failed = False
+        self._failed = self._walk = False
         self._random = random.Random(1)
 
     def watch(self) -> None:
@@ -100,6 +100,7 @@ class Witness:
 
         for name in ("add_request", "finish_requests", "_preempt_request", "schedule", "update_from_output"):
             self._wrap(Scheduler, name, getattr(self, f"_{name.strip('_')}"))
+        self._wrap(Scheduler, "has_requests", self._has_requests)
         self._wrap(KVCacheManager, "allocate_slots", self._allocate_slots)
 
     @staticmethod
@@ -170,9 +171,15 @@ class Witness:
         at = time.monotonic_ns()
         new = {each.request_id: len(each.new_token_ids) for outputs in result.values() for each in outputs.outputs}
         self._write({"update": self._steps.pop(id(output)), "at": at, "outputs": new})
-        if self._random.random() < WALK_SHARE:
-            self._write({"probe": probe_says(scheduler), "walk": walk(scheduler)})
+        self._walk = self._random.random() < WALK_SHARE
         return result
+
+    def _has_requests(self, original: Any, scheduler: Any) -> Any:
+        # Between two steps, so that the time that a walk takes is in neither of them.
+        if self._walk:
+            self._walk = False
+            self._write({"probe": probe_says(scheduler), "walk": walk(scheduler)})
+        return original(scheduler)
 
 
 def witness_folder(folder: Path) -> Path:
