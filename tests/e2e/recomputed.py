@@ -108,7 +108,7 @@ def queue_parts(log: Log, request_id: str) -> dict[str, int] | None:
 
 
 def token_budget_blocker(log: Log, request_id: str) -> tuple[str, int] | None:
-    """Who took most prefill tokens for the longest part of its queue time blocked by the budget, and how long that was."""
+    """Who took most prefill tokens for the longest part of its queue time blocked by the budget, and for how long."""
     added, starts = log.added[request_id], log.starts
     blamed: dict[str, int] = {}
     for index in range(bisect_left(starts, added), len(starts) - 1):
