@@ -8,11 +8,12 @@ in), so rollups count exactly the rows that the table holds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from vllm_slo.analytics import rollup
+from vllm_slo.analytics import events, rollup, samples
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.datafile import Writer
 from vllm_slo.analytics.dedup import Dedup
@@ -20,6 +21,7 @@ from vllm_slo.analytics.lake import CommitConflict, Lake
 
 ALONE = "vllm-slo-dedup"
 """Application transaction shared by all writers that remove duplicates: of two at once, one looks again."""
+_NOTHING = pa.table({})
 ATTEMPTS = 50
 """Tries against other writers; each failed one means that another writer got through."""
 
@@ -30,6 +32,8 @@ class Applied:
 
     requests: int = 0
     spans: int = 0
+    engine_samples: int = 0
+    events: int = 0
     duplicates: int = 0
     shared: int = 0
 
@@ -42,15 +46,19 @@ class Drain:
         self._buckets = buckets
         self._dedup = dedup or Dedup(lake)
 
-    def apply(self, writer_id: str, number: int, requests: pa.Table, spans: pa.Table) -> Applied:
-        """Commit the rows of one segment.
+    def apply(self, writer_id: str, number: int, tables: Mapping[str, pa.Table]) -> Applied:
+        """Commit the rows of one segment, given by the name of their table.
 
         A writer applies its numbers in ascending order and does not go on past a number that failed: numbers at or
         below the last one committed count as replays. Replaying a segment, whole or half applied, gives the same lake.
         Empty tables are skipped. Raises LakeError when the lake cannot be written; call again with the same arguments.
         """
         writer = (writer_id, number)
+        given = {name: rows for name, rows in tables.items() if rows.num_rows}
+        spans, requests = given.get("spans", _NOTHING), given.get("requests", _NOTHING)
         spans_in, span_doubles, _ = self._new_rows("spans", spans, writer)
+        samples_in, sample_doubles = self._samples(given.get("engine_samples"), writer)
+        events_in, event_doubles = self._events(given.get("events"))
         requests_in, request_doubles, shared = self._new_rows("requests", requests, writer)
         if requests.num_rows and not self._is_applied("rollups", writer):
             kept = self._written(writer) if requests_in is None else requests_in
@@ -59,9 +67,25 @@ class Drain:
         return Applied(
             requests=requests_in.num_rows if requests_in is not None else 0,
             spans=spans_in.num_rows if spans_in is not None else 0,
-            duplicates=span_doubles + request_doubles,
+            engine_samples=samples_in,
+            events=events_in,
+            duplicates=span_doubles + sample_doubles + event_doubles + request_doubles,
             shared=shared,
         )
+
+    def _samples(self, rows: pa.Table | None, writer: Writer) -> tuple[int, int]:
+        """Samples committed and duplicates; none of either when the number was applied before."""
+        if rows is None or self._is_applied("engine_samples", writer):
+            return 0, 0
+        added = samples.add(self._lake, rows, writer)
+        return added, rows.num_rows - added
+
+    def _events(self, rows: pa.Table | None) -> tuple[int, int]:
+        """Events committed and those that were there: an event has its id, so a replay finds it."""
+        if rows is None:
+            return 0, 0
+        added = events.add(self._lake, rows)
+        return added, rows.num_rows - added
 
     def _new_rows(self, table: str, rows: pa.Table, writer: Writer) -> tuple[pa.Table | None, int, int]:
         """The rows committed, duplicates and further completions; no rows (null) when the number was applied before."""

@@ -166,7 +166,8 @@ class Lake:
         ``alone`` with ``checked_version``: commit only if no append with the same ``alone`` came after that version of
         the table, else raise CommitConflict. So what was concluded from the table still holds when the rows enter it.
         Without ``checked_version`` an append that meets a removal of files is tried again.
-        Rows must have the columns of the table; none at all still records the writer.
+        Rows must have the columns that the table had from the start; newer ones may be absent. No row at all still
+        records the writer.
         When it returns, files and commit are on disk (folders and file:// URLs: fsync).
         """
         definition = self._writable(table)
@@ -361,10 +362,14 @@ class Lake:
 
 
 def _in_columns(rows: pa.Table, table: Table) -> pa.Table:
-    if rows.schema.names == table.schema.names:
-        return rows
-    if absent := [c.name for c in table.columns if c.name not in rows.schema.names]:
-        raise LakeError(
-            f"rows for `{table.name}` lack {', '.join(absent)}; they need exactly the columns of the schema"
-        )
-    return rows.select(table.schema.names)
+    """Rows in the order of the table's columns, without newer columns that no row fills: files are as they were before
+    these columns came, and readers take them for null."""
+    given = set(rows.schema.names)
+    if absent := [c.name for c in table.columns if c.name not in given and c.since == 1]:
+        raise LakeError(f"rows for `{table.name}` lack {', '.join(absent)}; they need the columns of the schema")
+    filled = [
+        c.name
+        for c in table.columns
+        if c.since == 1 or (c.name in given and (rows[c.name].null_count < rows.num_rows or not rows.num_rows))
+    ]
+    return rows if filled == rows.schema.names else rows.select(filled)

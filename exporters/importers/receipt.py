@@ -8,22 +8,25 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vllm_slo.exporters.otlp.lot import Tables
 from vllm_slo.exporters.schema import DATE, TIME
 
 EARLIEST = datetime(2015, 1, 1, tzinfo=UTC)
 """Earlier starts are implausible; as in the decoders."""
 
 
-def settled(tables: tuple[pa.Table, ...], now: datetime) -> tuple[pa.Table, ...]:
+def settled(tables: Tables, now: datetime) -> Tables:
     """Decoded tables with `received_time` set to the latest end of their rows, those marked `clock_skew` aside.
 
     They must have been decoded as received at ``now``: what starts later than that is skewed by any measure.
+    Tables without a receipt (samples, events) stay as they are.
     Without a row to go by, the receipt is ``now``.
     Rows whose own time is implausible are kept under the day of the receipt.
     """
-    ends = [pc.max(table["end_time"].filter(_sound(table))).as_py() for table in tables if table.num_rows]
+    given = {name: table for name, table in tables.items() if "received_time" in table.column_names}
+    ends = [pc.max(table["end_time"].filter(_sound(table))).as_py() for table in given.values() if table.num_rows]
     received = max((end for end in ends if end is not None), default=now)
-    return tuple(_received(table, received, now) for table in tables)
+    return {**tables, **{name: _received(table, received, now) for name, table in given.items()}}
 
 
 def _sound(table: pa.Table) -> pa.ChunkedArray:

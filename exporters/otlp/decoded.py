@@ -12,6 +12,8 @@ from vllm_slo.exporters.errors import SloError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from vllm_slo.exporters.otlp.lot import Lot
+
 BODY_REASONS: dict[str, str] = {
     "malformed_protobuf": "Not even the outermost level is protobuf: another format, or a cut transfer.",
     "malformed_json": "Not JSON: cut, invalid UTF-8, nested without end.",
@@ -74,21 +76,29 @@ class DecodeSettings:
 class Decoded:
     """Rows of one body.
 
-    ``requests`` and ``spans`` have exactly the columns of ``schema.REQUESTS`` and ``schema.SPANS``.
     ``clean_body`` holds the accepted spans without prompt text; it is the object that came in when nothing changed.
     ``dropped_attributes`` counts the attributes removed, by key pattern.
     """
 
-    requests: pa.Table
-    spans: pa.Table
+    lot: Lot
     clean_body: bytes
     refused: list[Refusal] = field(default_factory=list)
     dropped_attributes: dict[str, int] = field(default_factory=dict)
 
     @property
+    def requests(self) -> pa.Table:
+        """Rows of ``requests``."""
+        return self.lot.requests
+
+    @property
+    def spans(self) -> pa.Table:
+        """Rows of ``spans``."""
+        return self.lot.spans
+
+    @property
     def rows(self) -> int:
         """Accepted spans."""
-        return int(self.requests.num_rows + self.spans.num_rows)
+        return self.lot.rows
 
 
 Decoder = Callable[[bytes, int, DecodeSettings], Decoded]

@@ -35,15 +35,15 @@ from vllm_slo.exporters.conventions import (
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.clean import prompt_text
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
+from vllm_slo.exporters.otlp.lot import Lot
 from vllm_slo.exporters.otlp.proto import slim
 from vllm_slo.exporters.otlp.resources import Resource, is_vllm_scope, resource_of
 from vllm_slo.exporters.otlp.rows import Common, measure, requests_table
-from vllm_slo.exporters.schema import SPANS, TEXT
+from vllm_slo.exporters.schema import TEXT
 
 _INSTALLED = find_spec("ptars") is not None
 
 Index = npt.NDArray[np.int64]
-NO_SPANS = SPANS.schema.empty_table()
 LARGEST_CACHED = 65_536
 """Bytes of the largest resource or scope kept between bodies."""
 
@@ -60,10 +60,10 @@ def available() -> bool:
 def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
     """As ``plain.decode``: the same rows, refusals and errors."""
     try:
-        table = _requests(body, received_ns, settings)
+        lot = _requests(body, received_ns, settings)
     except (_Unusual, pa.ArrowInvalid, ValueError):
         return plain.decode(body, received_ns, settings)
-    return Decoded(requests=table, spans=NO_SPANS, clean_body=body)
+    return Decoded(lot=lot, clean_body=body)
 
 
 @lru_cache(maxsize=1)
@@ -80,7 +80,7 @@ def _require(condition: Any) -> None:
         raise _Unusual
 
 
-def _requests(body: bytes, received_ns: int, settings: DecodeSettings) -> pa.Table:
+def _requests(body: bytes, received_ns: int, settings: DecodeSettings) -> Lot:
     _require(available() and prompt_text(settings.prompt_text_attributes).harmless(plain.KEYS))
     groups = _parser()(body).column("resource_spans").flatten()
     scopes, group_of_scope = _items(groups.field("scope_spans"))
@@ -112,7 +112,8 @@ def _requests(body: bytes, received_ns: int, settings: DecodeSettings) -> pa.Tab
     columns |= {column: pa.array(found.reals(key), from_pandas=True) for key, column in REAL_ATTRIBUTES.items()}
     columns |= {column: found.texts(key) for key, column in TEXT_ATTRIBUTES.items()}
     columns["status"] = pa.repeat(pa.scalar(SPAN_STATUSES[0], TEXT), len(spans))
-    return requests_table(common, measures, columns)
+    probe = any(resource.probe for resource in resources)
+    return Lot({"requests": requests_table(common, measures, columns)}, probe)
 
 
 def _items(lists: pa.ListArray) -> tuple[pa.Array, Index]:

@@ -27,11 +27,15 @@ from vllm_slo.exporters.conventions import (
 from vllm_slo.exporters.otlp import numbers
 from vllm_slo.exporters.otlp.clean import prompt_text, remove
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
-from vllm_slo.exporters.otlp.refusals import NO_SPAN, Refusals, bad_id, named
+from vllm_slo.exporters.otlp.lot import Lot, concatenated
+from vllm_slo.exporters.otlp.probe import KEYS as PROBE_KEYS
+from vllm_slo.exporters.otlp.probe import ProbeRows
+from vllm_slo.exporters.otlp.refusals import Refusals, bad_id, named
 from vllm_slo.exporters.otlp.resources import Resource, is_vllm_scope, resource_of
-from vllm_slo.exporters.otlp.rows import Common, ids_array, measure, requests_table, spans_table
+from vllm_slo.exporters.otlp.rows import Gathered, measure, requests_table, spans_table
 from vllm_slo.exporters.otlp.salvage import salvage
 from vllm_slo.exporters.otlp.values import json_text, object_text, plain_object, plain_value
+from vllm_slo.exporters.records import SCOPE
 from vllm_slo.exporters.schema import INTEGER, REAL, TEXT
 
 Reader = Callable[[Any], Any]
@@ -56,40 +60,7 @@ SAME = 1e-6
 
 
 @dataclass
-class _Rows:
-    """What the rows of one table share, span by span."""
-
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    trace_id: list[bytes] = field(default_factory=list)
-    span_id: list[bytes] = field(default_factory=list)
-    parent_span_id: list[bytes | None] = field(default_factory=list)
-    resource: list[int] = field(default_factory=list)
-
-    def add(self, span: Any, resource: int) -> None:
-        self.start.append(span.start_time_unix_nano)
-        self.end.append(span.end_time_unix_nano)
-        self.trace_id.append(span.trace_id)
-        self.span_id.append(span.span_id)
-        parent = span.parent_span_id
-        self.parent_span_id.append(parent if parent and parent != NO_SPAN else None)
-        self.resource.append(resource)
-
-    def common(self, resources: list[Resource], received_ns: int) -> Common:
-        return Common(
-            start=np.array(self.start, dtype=np.uint64),
-            end=np.array(self.end, dtype=np.uint64),
-            trace_id=ids_array(self.trace_id),
-            span_id=ids_array(self.span_id),
-            parent_span_id=ids_array(self.parent_span_id),
-            resource=np.array(self.resource, dtype=np.int64),
-            resources=resources,
-            received_ns=received_ns,
-        )
-
-
-@dataclass
-class _Requests(_Rows):
+class _Requests(Gathered):
     columns: dict[str, list[Any]] = field(default_factory=lambda: {column: [] for column in COLUMN_OF.values()})
     status: list[str] = field(default_factory=list)
     attributes: list[str | None] = field(default_factory=list)
@@ -119,7 +90,7 @@ class _Requests(_Rows):
 
 
 @dataclass
-class _Spans(_Rows):
+class _Spans(Gathered):
     name: list[str] = field(default_factory=list)
     kind: list[str] = field(default_factory=list)
     status: list[str] = field(default_factory=list)
@@ -167,7 +138,7 @@ def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
     dropped: dict[str, int] = {}
     always_clean = not prompts.harmless(KEYS)
     resources: list[Resource] = []
-    requests, spans = _Requests(), _Spans()
+    requests, spans, probe = _Requests(), _Spans(), ProbeRows(resources)
 
     def clean(span: Any) -> None:
         prompts.clean_span(span, dropped)
@@ -187,9 +158,13 @@ def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
             scope_name = scope.scope.name
             vllm_scope = is_vllm_scope(scope_name)
             _refuse(scope, f"resource_spans[{position}].scope_spans[{number}]", refusals)
+            from_probe = scope_name == SCOPE
+            clean_first = always_clean or (from_probe and not prompts.harmless(PROBE_KEYS))
             for span in scope.spans:
-                if always_clean:
+                if clean_first:
                     clean(span)
+                if from_probe and probe.add(span, index, clean):
+                    continue
                 if span.name == REQUEST_SPAN_NAME and (vllm_scope or _has_latencies(span)):
                     requests.add_request(span, index, clean)
                 else:
@@ -198,9 +173,11 @@ def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
     refused = refusals.list()
     if spanless:
         _remove_spanless(request)
+    tables = {"requests": requests.table(resources, received_ns), "spans": spans.table(resources, received_ns)}
+    for name, rows in probe.tables(received_ns).items():
+        tables[name] = concatenated([tables[name], rows]) if name in tables else rows
     return Decoded(
-        requests=requests.table(resources, received_ns),
-        spans=spans.table(resources, received_ns),
+        lot=Lot(tables, any(resource.probe for resource in resources)),
         clean_body=request.SerializeToString() if salvaged or refused or dropped or spanless else body,
         refused=refused,
         dropped_attributes=dropped,

@@ -79,6 +79,11 @@ def span_quality(times: TimeFlags, startup: Mask) -> pa.Array:
     )
 
 
+def time_quality(times: TimeFlags) -> pa.Array:
+    """What is wrong with the times of a probe's record; the lake judges the rest when its records are together."""
+    return _first_reason({"end_before_start": times.end_before_start, "clock_skew": times.clock_skew})
+
+
 def _first_reason(applies: Mapping[str, Mask]) -> pa.Array:
     rows = len(next(iter(applies.values())))
     if not any(mask.any() for mask in applies.values()):

@@ -18,13 +18,17 @@ from vllm_slo.exporters.conventions import (
 )
 from vllm_slo.exporters.otlp.decoded import DecodeSettings, ShardRule
 from vllm_slo.exporters.otlp.values import Json, json_text, label, plain_object
+from vllm_slo.exporters.records import PROBE_VERSION
 
 PROCESS_ID = "vllm.process_id"
 
 
 @dataclass(frozen=True)
 class Resource:
-    """The resource columns of a row; ``is_vllm`` when vLLM's own tracing made the resource."""
+    """The resource columns of a row; ``is_vllm`` when vLLM's own tracing made the resource.
+
+    ``probe``: the server runs the probe, whichever of its spans this is.
+    """
 
     service_name: str | None
     service_instance_id: str | None
@@ -32,6 +36,7 @@ class Resource:
     model: str | None
     attributes: str | None
     is_vllm: bool
+    probe: bool = False
 
 
 def resource_of(message: Any, settings: DecodeSettings) -> Resource:
@@ -54,6 +59,7 @@ def resource_of(message: Any, settings: DecodeSettings) -> Resource:
         model=model,
         attributes=json_text(attributes) if attributes else None,
         is_vllm=INSTRUMENTING_MODULE in attributes or PROCESS_ID in attributes,
+        probe=PROBE_VERSION in attributes,
     )
 
 

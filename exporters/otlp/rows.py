@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vllm_slo.exporters.otlp.lot import STOCK_REQUESTS
 from vllm_slo.exporters.otlp.quality import Mask, Measure, Nanoseconds, TimeFlags, request_quality, span_quality
+from vllm_slo.exporters.otlp.refusals import NO_SPAN
 from vllm_slo.exporters.otlp.resources import Resource
-from vllm_slo.exporters.schema import BYTES, DATE, REQUESTS, SECONDS, SPANS, TEXT, TIME
+from vllm_slo.exporters.schema import BYTES, DATE, SECONDS, SPANS, TEXT, TIME
 
-REQUESTS_SCHEMA = REQUESTS.schema
 SPANS_SCHEMA = SPANS.schema
 
 SECOND = 1_000_000_000
@@ -41,6 +43,41 @@ class Common:
     resource: npt.NDArray[np.int64]
     resources: Sequence[Resource]
     received_ns: int
+
+
+@dataclass
+class Gathered:
+    """What rows share, gathered span by span."""
+
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    trace_id: list[bytes] = field(default_factory=list)
+    span_id: list[bytes] = field(default_factory=list)
+    parent_span_id: list[bytes | None] = field(default_factory=list)
+    resource: list[int] = field(default_factory=list)
+
+    def add(self, span: Any, resource: int) -> None:
+        """One more row."""
+        self.start.append(span.start_time_unix_nano)
+        self.end.append(span.end_time_unix_nano)
+        self.trace_id.append(span.trace_id)
+        self.span_id.append(span.span_id)
+        parent = span.parent_span_id
+        self.parent_span_id.append(parent if parent and parent != NO_SPAN else None)
+        self.resource.append(resource)
+
+    def common(self, resources: Sequence[Resource], received_ns: int) -> Common:
+        """All rows so far."""
+        return Common(
+            start=np.array(self.start, dtype=np.uint64),
+            end=np.array(self.end, dtype=np.uint64),
+            trace_id=ids_array(self.trace_id),
+            span_id=ids_array(self.span_id),
+            parent_span_id=ids_array(self.parent_span_id),
+            resource=np.array(self.resource, dtype=np.int64),
+            resources=resources,
+            received_ns=received_ns,
+        )
 
 
 def measure(seconds: npt.NDArray[np.float64]) -> Measure:
@@ -75,8 +112,9 @@ def seconds_array(values: Measure) -> pa.Array:
     return pa.Array.from_buffers(SECONDS, rows, [validity, pa.py_buffer(words)])
 
 
-def _time(nanoseconds: Nanoseconds) -> pa.Array:
-    return pa.array(nanoseconds // 1000).view(TIME)
+def time_array(nanoseconds: Nanoseconds, known: Mask | None = None) -> pa.Array:
+    """Epoch nanoseconds as times, null where unknown."""
+    return pa.array(nanoseconds // 1000, mask=None if known is None else ~known).view(TIME)
 
 
 def _clamped(nanoseconds: npt.NDArray[np.uint64]) -> tuple[Nanoseconds, Mask]:
@@ -84,7 +122,8 @@ def _clamped(nanoseconds: npt.NDArray[np.uint64]) -> tuple[Nanoseconds, Mask]:
     return np.minimum(nanoseconds, np.uint64(LATEST)).astype(np.int64), late
 
 
-def _shared_columns(common: Common) -> tuple[dict[str, pa.Array], TimeFlags]:
+def shared_columns(common: Common) -> tuple[dict[str, pa.Array], TimeFlags]:
+    """What ids, times and resource of the spans give, and what is wrong with the times."""
     received = common.received_ns
     start, start_late = _clamped(common.start)
     end, end_late = _clamped(common.end)
@@ -104,34 +143,35 @@ def _shared_columns(common: Common) -> tuple[dict[str, pa.Array], TimeFlags]:
     columns = {name: pa.array(values, TEXT).take(index) for name, values in named.items()}
     columns |= {
         "day": pa.array((np.where(plausible, start, received) // DAY).astype(np.int32)).view(DATE),
-        "start_time": _time(start),
-        "end_time": _time(end),
+        "start_time": time_array(start),
+        "end_time": time_array(end),
         "trace_id": common.trace_id,
         "span_id": common.span_id,
         "parent_span_id": common.parent_span_id,
-        "received_time": _time(np.full(len(start), received, dtype=np.int64)),
+        "received_time": time_array(np.full(len(start), received, dtype=np.int64)),
     }
     return columns, flags
 
 
 def requests_table(common: Common, measures: dict[str, Measure], columns: dict[str, pa.Array]) -> pa.Table:
-    """Rows of ``requests``: ``measures`` are the duration columns, ``columns`` the others that the spans gave.
+    """Stock rows of ``requests``: ``measures`` are the duration columns, ``columns`` the others that the spans gave.
 
     Columns that nobody gave are null.
     """
-    shared, flags = _shared_columns(common)
+    shared, flags = shared_columns(common)
     rows = len(common.start)
     known = {name: np.asarray(values.is_valid()) for name, values in columns.items() if name.endswith("_tokens")}
     shared |= columns
     shared |= {name: seconds_array(values) for name, values in measures.items()}
     shared["source"] = pa.repeat(pa.scalar("stock", TEXT), rows)
+    shared["records"] = shared["source"]
     shared["quality"] = request_quality(flags, measures, known)
-    return _table(REQUESTS_SCHEMA, shared, rows)
+    return table_of(STOCK_REQUESTS, shared, rows)
 
 
 def spans_table(common: Common, startup: Mask, columns: dict[str, pa.Array]) -> pa.Table:
     """Rows of ``spans``: ``startup`` marks those of vLLM's start, ``columns`` are what the spans gave."""
-    shared, flags = _shared_columns(common)
+    shared, flags = shared_columns(common)
     del shared["model"]
     forward = common.end >= common.start
     span = np.where(forward, common.end - common.start, common.start - common.end)
@@ -140,10 +180,11 @@ def spans_table(common: Common, startup: Mask, columns: dict[str, pa.Array]) -> 
     shared |= columns
     shared["duration_seconds"] = seconds_array(Measure(np.where(forward, size, -size), known))
     shared["quality"] = span_quality(flags, startup)
-    return _table(SPANS_SCHEMA, shared, len(common.start))
+    return table_of(SPANS_SCHEMA, shared, len(common.start))
 
 
-def _table(schema: pa.Schema, columns: dict[str, pa.Array], rows: int) -> pa.Table:
+def table_of(schema: pa.Schema, columns: dict[str, pa.Array], rows: int) -> pa.Table:
+    """The columns in the order of the schema, null where there is none."""
     arrays = [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 

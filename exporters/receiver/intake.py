@@ -16,9 +16,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from vllm_slo.exporters.otlp.decoded import BodyError, Decoded, Decoder, DecodeSettings, Refusal
+from vllm_slo.exporters.otlp.lot import Lot
 from vllm_slo.exporters.receiver import tally as counts
 from vllm_slo.exporters.receiver.framing import joinable
 from vllm_slo.exporters.receiver.outcome import ALL_ACCEPTED, STOPPING, Accepted, Outcome, PushedBack, Unusable, bounded
@@ -159,8 +158,8 @@ class Intake:
         self._queue.put(waiting)
         return await waiting.future
 
-    def tables(self, number: int) -> tuple[pa.Table, pa.Table] | None:
-        """Rows of a sealed segment (requests, spans), once, when they are still in memory; else None."""
+    def tables(self, number: int) -> Lot | None:
+        """Rows of a sealed segment, once, when they are still in memory; else None."""
         return self._tables.pop(number)
 
     def _run(self) -> None:
@@ -285,7 +284,7 @@ class Intake:
             if first:
                 self._opened = time.monotonic()
             for decoded in kept:
-                self._tables.add(number, decoded.requests, decoded.spans, len(decoded.clean_body))
+                self._tables.add(number, decoded.lot, len(decoded.clean_body))
         for decoded in group.decoded:
             self._tally.add(counts.SPANS_ACCEPTED, "", decoded.rows)
             for pattern, count in decoded.dropped_attributes.items():

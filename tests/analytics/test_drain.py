@@ -28,6 +28,10 @@ BUCKETS = Buckets()
 Segment = tuple[int, pa.Table, pa.Table]
 
 
+def tables(requests: pa.Table, spans: pa.Table) -> dict[str, pa.Table]:
+    return {"requests": requests, "spans": spans}
+
+
 class Died(BaseException):
     """Stands for the end of the process."""
 
@@ -61,7 +65,7 @@ def _segments() -> list[Segment]:
 
 
 def _drain_all(drain: Drain) -> list[Applied]:
-    return [drain.apply("spool", number, rows, others) for number, rows, others in _segments()]
+    return [drain.apply("spool", number, tables(rows, others)) for number, rows, others in _segments()]
 
 
 def _content(place: Path) -> dict[str, list[Any]]:
@@ -127,7 +131,7 @@ def test_replaying_everything_brings_nothing(tmp_path: Path, undisturbed: dict[s
 def test_another_spool_with_the_same_spans_brings_nothing(tmp_path: Path, undisturbed: dict[str, list[Any]]) -> None:
     drain = Drain(Lake.open(tmp_path), BUCKETS)
     _drain_all(drain)
-    again = drain.apply("another", 1, _segments()[0][1], _segments()[0][2])
+    again = drain.apply("another", 1, tables(*_segments()[0][1:]))
     assert again == Applied(duplicates=80)
     assert _content(tmp_path) == undisturbed
 
@@ -135,7 +139,7 @@ def test_another_spool_with_the_same_spans_brings_nothing(tmp_path: Path, undist
 def test_segments_without_rows_commit_nothing(tmp_path: Path) -> None:
     lake = Lake.open(tmp_path)
     before = {name: stats.version for name, stats in lake.table_stats().items()}
-    assert Drain(lake, BUCKETS).apply("spool", 1, NO_REQUESTS, NO_SPANS) == Applied()
+    assert Drain(lake, BUCKETS).apply("spool", 1, tables(NO_REQUESTS, NO_SPANS)) == Applied()
     assert {name: stats.version for name, stats in lake.table_stats().items()} == before
 
 
@@ -148,7 +152,7 @@ def test_two_writers_at_once_keep_each_row_once(tmp_path: Path) -> None:
         try:
             drain = Drain(Lake.open(tmp_path), BUCKETS)
             for number, place in enumerate(order):
-                drain.apply(name, number, batches[place], NO_SPANS)
+                drain.apply(name, number, {"requests": batches[place]})
         except BaseException as error:  # noqa: BLE001 - shown by the assertion below
             failures.append(error)
 
@@ -165,8 +169,8 @@ def test_two_writers_at_once_keep_each_row_once(tmp_path: Path) -> None:
 
 def test_rollups_keep_up_when_a_row_is_marked_by_the_lake(tmp_path: Path) -> None:
     drain = Drain(Lake.open(tmp_path), BUCKETS)
-    drain.apply("spool", 1, requests([1], request_id="r", start_time=NOON), NO_SPANS)
-    drain.apply("spool", 2, requests([2], request_id="r", start_time=NOON), NO_SPANS)
+    drain.apply("spool", 1, {"requests": requests([1], request_id="r", start_time=NOON)})
+    drain.apply("spool", 2, {"requests": requests([2], request_id="r", start_time=NOON)})
     counts = {
         (row["quality"], row["count"])
         for row in _content(tmp_path)["rollups"]
@@ -186,7 +190,8 @@ _CHILD = """
     drain = Drain(Lake.open(sys.argv[1]), Buckets())
     print("ready", flush=True)
     for number in range(40):
-        drain.apply("spool", number, random_requests(50, number), spans(range(number, number + 10)))
+        rows = {"requests": random_requests(50, number), "spans": spans(range(number, number + 10))}
+        drain.apply("spool", number, rows)
     print("done", flush=True)
 """
 

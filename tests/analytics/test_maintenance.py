@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lake_rows import NO_SPANS, NOON, random_requests, requests, samples, spans
+from lake_rows import NOON, random_requests, requests, samples, spans
 from vllm_slo.analytics import rollup
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.datafile import DataFile
@@ -48,7 +48,11 @@ def _rows(lake: Lake, table: str = "requests") -> list[dict[str, Any]]:
 def _drained(lake: Lake, segments: int, size: int = 30) -> None:
     drain = Drain(lake, BUCKETS)
     for number in range(segments):
-        drain.apply("spool", number, random_requests(size, number), spans(range(number * 10, number * 10 + 5)))
+        drain.apply(
+            "spool",
+            number,
+            {"requests": random_requests(size, number), "spans": spans(range(number * 10, number * 10 + 5))},
+        )
 
 
 def test_a_day_that_is_over_becomes_one_file_with_the_same_rows(lake: Lake) -> None:
@@ -78,7 +82,7 @@ def test_today_is_merged_only_in_full_hands_of_one_size(lake: Lake) -> None:
     _drained(lake, 7)
     assert _run(lake, now=NOON).merges == 0
     _drained_more = random_requests(30, seed=70)
-    Drain(lake, BUCKETS).apply("spool", 70, _drained_more, NO_SPANS)
+    Drain(lake, BUCKETS).apply("spool", 70, {"requests": _drained_more})
     _run(lake, now=NOON)
     assert lake.table_stats()["requests"].files == 1
 
@@ -133,7 +137,7 @@ def test_an_hour_of_a_merged_day_reads_few_row_groups(lake: Lake) -> None:
 def test_rollups_of_many_commits_are_summed(lake: Lake) -> None:
     drain = Drain(lake, BUCKETS)
     for number in range(6):
-        drain.apply("spool", number, requests(range(number * 10, number * 10 + 10)), NO_SPANS)
+        drain.apply("spool", number, {"requests": requests(range(number * 10, number * 10 + 10))})
     before = lake.table_stats()["rollups"].rows
     stored = rollup.merge(pa.Table.from_pylist(_rows(lake, "rollups"), schema=lake.tables["rollups"].schema))
     report = _run(lake)
@@ -285,7 +289,7 @@ def test_rows_leave_when_their_days_are_over(lake: Lake) -> None:
     drain = Drain(lake, BUCKETS)
     for age in (0, 1, 2, 3):
         at = today - age * DAY
-        drain.apply("spool", age, random_requests(5, age, start=at.replace(hour=1)), NO_SPANS)
+        drain.apply("spool", age, {"requests": random_requests(5, age, start=at.replace(hour=1))})
         lake.append("spans", spans([age], start_time=at, day=at.date()))
         lake.append("engine_samples", samples([("a", -age * 86_400, 1.0)]))
     retention = RetentionSettings(

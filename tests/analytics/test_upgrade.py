@@ -13,14 +13,15 @@ from lake_rows import requests
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.upgrade import VERSION_PROPERTY, upgrade
 from vllm_slo.exporters.errors import SloError
-from vllm_slo.exporters.schema import REQUESTS, TABLES, Column, Table
+from vllm_slo.exporters.schema import REQUESTS, SCHEMA_VERSION, TABLES, Column, Table
 
 ADDED = ("tenant", "preemptions", "decode_seconds")
 OLDER = tuple(
     replace(t, columns=tuple(c for c in t.columns if c.name not in ADDED)) if t is REQUESTS else t for t in TABLES
 )
+NEXT_VERSION = SCHEMA_VERSION + 1
 NEWEST = replace(
-    REQUESTS, columns=(*REQUESTS.columns, Column("accepted_tokens", pa.int64(), "Of a later version.", since=2))
+    REQUESTS, columns=(*REQUESTS.columns, Column("watermark", pa.int64(), "Of a later version.", since=NEXT_VERSION))
 )
 
 
@@ -58,12 +59,12 @@ def test_an_older_lake_gets_the_new_columns_and_keeps_its_rows(tmp_path: Path) -
 def test_two_steps_lead_to_the_newest_version(tmp_path: Path) -> None:
     _old_lake(tmp_path)
     Lake.open(tmp_path)
-    assert _version(tmp_path) == "1"
-    lake = Lake.open(tmp_path, tables=_with(NEWEST), version=2)
-    rows = requests([7]).append_column(pa.field("accepted_tokens", pa.int64()), pa.array([4]))
+    assert _version(tmp_path) == str(SCHEMA_VERSION)
+    lake = Lake.open(tmp_path, tables=_with(NEWEST), version=NEXT_VERSION)
+    rows = requests([7]).append_column(pa.field("watermark", pa.int64()), pa.array([4]))
     lake.append("requests", rows)
     stored = _stored(lake)
-    assert stored["accepted_tokens"].to_pylist() == [None, None, None, 4]
+    assert stored["watermark"].to_pylist() == [None, None, None, 4]
 
 
 def test_the_version_outlives_checkpoints(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_the_version_outlives_checkpoints(tmp_path: Path) -> None:
     lake.with_handle("requests", lambda handle: handle.create_checkpoint())
     for number in range(25):
         lake.append("requests", requests([100 + number]), ("spool", 100 + number))
-    assert _version(tmp_path) == "1"
+    assert _version(tmp_path) == str(SCHEMA_VERSION)
     Lake.open(tmp_path)
 
 
@@ -82,7 +83,7 @@ def test_an_upgrade_cut_short_is_finished_by_the_next_opening(tmp_path: Path) ->
     upgrade(cut_short, REQUESTS, 0)
     assert _version(tmp_path) == "0"
     Lake.open(tmp_path)
-    assert _version(tmp_path) == "1"
+    assert _version(tmp_path) == str(SCHEMA_VERSION)
     assert [f.name for f in DeltaTable(tmp_path / "requests").schema().fields].count("tenant") == 1
 
 
@@ -106,7 +107,8 @@ def test_a_reader_reads_an_older_lake_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("create", [True, False])
 def test_a_newer_lake_is_refused_with_the_cure_and_left_alone(tmp_path: Path, create: bool) -> None:
-    Lake.open(tmp_path, tables=_with(NEWEST)[:2], version=2)
-    with pytest.raises(SloError, match=r"schema version 2, this vllm-slo knows 1; upgrade vllm-slo"):
+    Lake.open(tmp_path, tables=_with(NEWEST)[:2], version=NEXT_VERSION)
+    told = f"schema version {NEXT_VERSION}, this vllm-slo knows {SCHEMA_VERSION}; upgrade vllm-slo"
+    with pytest.raises(SloError, match=told):
         Lake.open(tmp_path, create=create)
     assert not (tmp_path / "rollups").exists()

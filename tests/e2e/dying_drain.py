@@ -12,13 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.drain import Drain
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.decoded import DecodeSettings
+from vllm_slo.exporters.otlp.lot import Lot
 from vllm_slo.exporters.receiver.spool import Spool
 from vllm_slo.exporters.receiver.tally import Tally
 from vllm_slo.serving.draining import Draining
@@ -32,7 +31,7 @@ class FromDisk:
     def __init__(self) -> None:
         self.sealed = threading.Event()
 
-    def tables(self, number: int) -> tuple[pa.Table, pa.Table] | None:
+    def tables(self, number: int) -> Lot | None:
         return None
 
 
@@ -59,7 +58,7 @@ def main() -> None:
         spool,
         FromDisk(),
         plain.decode,
-        lambda writer, number, requests, spans: drain.apply(writer, number, requests, spans).duplicates,
+        lambda writer, number, tables: drain.apply(writer, number, tables).duplicates,
         Tally(),
         folder / "counters.json",
     )

@@ -215,10 +215,11 @@ def test_the_receipt_is_the_latest_end_of_what_is_not_skewed() -> None:
         REQUESTS.schema,
     )
     spans = SPANS.schema.empty_table()
-    received, empty = settled((requests, spans), AT + timedelta(days=1))
+    tables = settled({"requests": requests, "spans": spans}, AT + timedelta(days=1))
+    received, empty = tables["requests"], tables["spans"]
     assert set(received["received_time"].to_pylist()) == {AT + timedelta(seconds=1)}
     assert received["day"].to_pylist() == [AT.date(), AT.date()]
     assert empty.num_rows == 0
-    (only_skewed,) = settled((requests.slice(1),), AT)
+    only_skewed = settled({"requests": requests.slice(1)}, AT)["requests"]
     assert only_skewed["received_time"].to_pylist() == [AT]
     assert received.schema == REQUESTS.schema

@@ -291,9 +291,9 @@ def test_a_segment_is_sealed_by_age_and_its_rows_are_still_in_memory(tmp_path: P
 
     bench.run(work())
     assert bench.spool.sealed() == [1]
-    tables = bench.intake.tables(1)
-    assert tables is not None
-    assert tables[1]["span_id"].to_pylist() == wanted
+    lot = bench.intake.tables(1)
+    assert lot is not None
+    assert lot.tables["spans"]["span_id"].to_pylist() == wanted
     assert bench.intake.tables(1) is None
     bench.spool.close()
 
@@ -329,7 +329,7 @@ def test_while_rows_fill_their_memory_bodies_are_taken_at_a_bounded_rate(tmp_pat
     spool = Spool.open(tmp_path / "spool")
     intake = Intake(
         spool,
-        lambda data, received_ns, settings: Decoded(small.requests, small.spans, data),
+        lambda data, received_ns, settings: Decoded(small.lot, data),
         SETTINGS,
         Limits(free_bytes=0, segment_seconds=60, table_bytes=9_000_000),
         Tally(),
@@ -373,8 +373,8 @@ def test_rows_decoded_again_from_the_spool_are_the_rows_of_the_intake(tmp_path: 
         kept = bench.intake.tables(number)
         decoded = [plain.decode(r.body, r.received_ns, SETTINGS) for r in bench.spool.read(number)]
         assert kept is not None
-        assert pa.concat_tables([one.requests for one in decoded]).equals(kept[0])
-        assert pa.concat_tables([one.spans for one in decoded]).equals(kept[1])
+        assert pa.concat_tables([one.requests for one in decoded]).equals(kept.tables["requests"])
+        assert pa.concat_tables([one.spans for one in decoded]).equals(kept.tables["spans"])
     bench.spool.close()
 
 

@@ -19,7 +19,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from vllm_slo.exporters.conventions import PROMPT_TEXT_ATTRIBUTES
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.decoded import BodyError, Decoded, DecodeSettings, ShardRule
-from vllm_slo.exporters.schema import REQUESTS, SPANS
+from vllm_slo.exporters.otlp.lot import STOCK_REQUESTS
+from vllm_slo.exporters.schema import SPANS
 
 RECEIVED = 1_796_080_000_000_000_000
 SETTINGS = DecodeSettings()
@@ -88,8 +89,8 @@ def body(*spans: Span, resource: dict[str, Any] | None = None, scope: str = "vll
 
 def decode(raw: bytes, settings: DecodeSettings = SETTINGS) -> Decoded:
     decoded = plain.decode(raw, RECEIVED, settings)
-    for table, contract in ((decoded.requests, REQUESTS), (decoded.spans, SPANS)):
-        assert table.schema == contract.schema
+    for table, schema in ((decoded.requests, STOCK_REQUESTS), (decoded.spans, SPANS.schema)):
+        assert table.schema == schema
         table.validate(full=True)
     return decoded
 

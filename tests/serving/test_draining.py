@@ -18,6 +18,7 @@ from vllm_slo.analytics.lake import Lake as RealLake
 from vllm_slo.analytics.lake import LakeError
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
+from vllm_slo.exporters.otlp.lot import Lot, Tables
 from vllm_slo.exporters.receiver.spool import Record, Spool
 from vllm_slo.exporters.receiver.tally import Tally
 from vllm_slo.serving.draining import Draining
@@ -30,9 +31,9 @@ class Rows:
 
     def __init__(self) -> None:
         self.sealed = threading.Event()
-        self.kept: dict[int, tuple[pa.Table, pa.Table]] = {}
+        self.kept: dict[int, Lot] = {}
 
-    def tables(self, number: int) -> tuple[pa.Table, pa.Table] | None:
+    def tables(self, number: int) -> Lot | None:
         return self.kept.pop(number, None)
 
 
@@ -44,12 +45,12 @@ class Lake:
         self.failing: Callable[[int], Exception | None] = lambda number: None
         self.tries = 0
 
-    def commit(self, writer: str, number: int, requests: pa.Table, spans: pa.Table) -> int:
+    def commit(self, writer: str, number: int, tables: Tables) -> int:
         self.tries += 1
         error = self.failing(number)
         if error is not None:
             raise error
-        self.committed.append((number, requests.num_rows + spans.num_rows))
+        self.committed.append((number, sum(rows.num_rows for rows in tables.values())))
         return 1
 
 
@@ -109,7 +110,7 @@ def test_rows_in_memory_are_not_decoded_again(tmp_path: Path) -> None:
     with bench(tmp_path) as found:
         number = found.segment(2)
         decoded = plain.decode(body(2), 1, DecodeSettings())
-        found.rows.kept[number] = (decoded.requests, decoded.spans)
+        found.rows.kept[number] = decoded.lot
         found.draining.start()
         found.draining.stop(5)
         assert found.lake.committed == [(1, 2)]

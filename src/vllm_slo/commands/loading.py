@@ -9,8 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-import pyarrow as pa
-
 from vllm_slo.analytics import events, samples
 from vllm_slo.analytics.drain import Drain
 from vllm_slo.analytics.lake import Lake
@@ -19,7 +17,7 @@ from vllm_slo.exporters.importers.reading import digest, read
 from vllm_slo.exporters.importers.receipt import settled
 from vllm_slo.exporters.otlp import fast, plain
 from vllm_slo.exporters.otlp.decoded import BodyError, Decoded, Decoder, DecodeSettings
-from vllm_slo.exporters.schema import REQUESTS, SPANS
+from vllm_slo.exporters.otlp.lot import Lot, Tables
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Bodies are committed together until they are this large: about 12,000 requests."""
@@ -127,8 +125,7 @@ class Loading:
                 if number <= done["rollups"]:
                     outcome.resumed += 1
                     return
-                empty = {"requests": REQUESTS.schema.empty_table(), "spans": SPANS.schema.empty_table()}
-                self._apply(writer, number, **{**empty, chunk.table: chunk.rows}, outcome=outcome)
+                self._apply(writer, number, {chunk.table: chunk.rows}, outcome)
             case "engine_samples":
                 if number <= done["engine_samples"]:
                     outcome.resumed += 1
@@ -147,10 +144,9 @@ class Loading:
         for body in bodies:
             for refusal in body.refused:
                 outcome.refuse(refusal.reason, refusal.count, f"{body.place}: {refusal.detail}")
-        requests, spans = self._decoded(bodies, outcome)
-        self._apply(writer, number, requests=requests, spans=spans, outcome=outcome)
+        self._apply(writer, number, self._decoded(bodies, outcome), outcome)
 
-    def _decoded(self, bodies: list[Body], outcome: Outcome) -> tuple[pa.Table, pa.Table]:
+    def _decoded(self, bodies: list[Body], outcome: Outcome) -> Tables:
         """Bodies joined are again a body; only where something is refused each is decoded alone, to name the place."""
         try:
             together = self._decode(b"".join(body.payload for body in bodies))
@@ -168,18 +164,17 @@ class Loading:
             parts.append(part)
         for part in parts:
             outcome.drop(part.dropped_attributes)
-        requests = pa.concat_tables([REQUESTS.schema.empty_table(), *(part.requests for part in parts)])
-        spans = pa.concat_tables([SPANS.schema.empty_table(), *(part.spans for part in parts)])
-        requests, spans = settled((requests, spans), self.now)
-        return requests, spans
+        return settled(Lot.joined(part.lot for part in parts).tables, self.now)
 
     def _decode(self, payload: bytes) -> Decoded:
         return self.decode(payload, int(self.now.timestamp() * 1_000_000_000), self.settings)
 
-    def _apply(self, writer: str, number: int, requests: pa.Table, spans: pa.Table, outcome: Outcome) -> None:
-        applied = self.drain.apply(writer, number, requests, spans)
+    def _apply(self, writer: str, number: int, tables: Tables, outcome: Outcome) -> None:
+        applied = self.drain.apply(writer, number, tables)
         outcome.requests += applied.requests
         outcome.spans += applied.spans
+        outcome.engine_samples += applied.engine_samples
+        outcome.events += applied.events
         outcome.duplicates += applied.duplicates
 
 

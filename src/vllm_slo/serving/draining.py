@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import pyarrow as pa
-
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.otlp.decoded import Decoder, DecodeSettings
+from vllm_slo.exporters.otlp.lot import Lot, Tables
 from vllm_slo.exporters.receiver import tally as counts
 from vllm_slo.exporters.receiver.spool import Spool
 from vllm_slo.exporters.receiver.tally import Tally
@@ -24,8 +23,8 @@ _UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplem
 """What is raised by rows that no later try will make fit (Arrow's conversion errors are among them)."""
 _UNFIT_TRIES = 3
 
-Commit = Callable[[str, int, pa.Table, pa.Table], int]
-"""(spool id, segment number, requests, spans) -> duplicates left out; every row committed exactly once."""
+Commit = Callable[[str, int, Tables], int]
+"""(spool id, segment number, rows by table) -> duplicates left out; every row committed exactly once."""
 
 
 class Rows(Protocol):
@@ -34,7 +33,7 @@ class Rows(Protocol):
     settings: DecodeSettings
     sealed: threading.Event
 
-    def tables(self, number: int) -> tuple[pa.Table, pa.Table] | None:
+    def tables(self, number: int) -> Lot | None:
         """Rows of a segment, once."""
 
 
@@ -108,7 +107,7 @@ class Draining:
 
     def _drain(self, number: int) -> bool:
         try:
-            requests, spans = self._rows.tables(number) or self._read(number)
+            lot = self._rows.tables(number) or self._read(number)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it must not block the others
@@ -117,7 +116,7 @@ class Draining:
         tries, pause = 0, 0.1
         while True:
             try:
-                duplicates = self._commit(self._spool.id, number, requests, spans)
+                duplicates = self._commit(self._spool.id, number, lot.tables)
             except Exception as error:  # noqa: BLE001 - a failing lake must not end the thread
                 tries += 1
                 self._tally.add(counts.LAKE_ERRORS, type(error).__name__)
@@ -144,9 +143,10 @@ class Draining:
         self._tally.add(counts.SPANS_DUPLICATE, "", duplicates)
         return True
 
-    def _read(self, number: int) -> tuple[pa.Table, pa.Table]:
-        decoded = [self._decode(r.body, r.received_ns, self._rows.settings) for r in self._spool.read(number)]
-        return pa.concat_tables([one.requests for one in decoded]), pa.concat_tables([one.spans for one in decoded])
+    def _read(self, number: int) -> Lot:
+        return Lot.joined(
+            self._decode(r.body, r.received_ns, self._rows.settings).lot for r in self._spool.read(number)
+        )
 
     def _set_aside(self, number: int, reason: str) -> None:
         target = self._spool.quarantine(number, reason)

@@ -21,6 +21,7 @@ from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.otlp import fast, json, plain
 from vllm_slo.exporters.otlp.decoded import DecodeSettings
+from vllm_slo.exporters.otlp.lot import Tables
 from vllm_slo.exporters.receiver.server import Receiver
 from vllm_slo.exporters.receiver.settings import ReceiverSettings
 from vllm_slo.exporters.receiver.spool import Spool
@@ -159,9 +160,10 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
 def _commit(drain: Drain, shards: dict[str, str]) -> Commit:
     from vllm_slo.serving.scraping import shards_of
 
-    def commit(writer: str, number: int, requests: Any, spans: Any) -> int:
-        shards.update(shards_of(requests))
-        return int(drain.apply(writer, number, requests, spans).duplicates)
+    def commit(writer: str, number: int, tables: Tables) -> int:
+        if "requests" in tables:
+            shards.update(shards_of(tables["requests"]))
+        return drain.apply(writer, number, tables).duplicates
 
     return commit
 
