@@ -109,15 +109,14 @@ def load(invocation: Invocation) -> str:
 
 
 def _models(samples: Path) -> tuple[tuple[str, str], ...]:
-    """The model of each instance, as its /metrics said; spans of a stock vLLM do not name it."""
+    """The model of each instance, as its samples say; spans of a stock vLLM do not name it."""
     import gzip
 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = ["service_instance_id", "model"]
-    rows = pq.read_table(pa.BufferReader(gzip.decompress(samples.read_bytes())), columns=columns).to_pylist()
-    return tuple(sorted({(row["service_instance_id"], row["model"]) for row in rows}))
+    rows = pq.read_table(pa.BufferReader(gzip.decompress(samples.read_bytes()))).to_pylist()
+    return tuple(sorted({(row["service_instance_id"], row["model"]) for row in rows if row.get("model")}))
 
 
 def _has_display(environment: dict[str, str]) -> bool:
