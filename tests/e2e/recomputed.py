@@ -22,7 +22,7 @@ class Step:
 
     start: int
     tokens: dict[str, int]
-    prefill: frozenset[str]
+    prefill: dict[str, int]
     stopped_by: str
     preempted: dict[str, int]
     end: int | None = None
@@ -66,9 +66,7 @@ def read(path: Path) -> Log:
         elif "preempt" in line:
             preempted[line["preempt"]] = line["lost"]
         elif "step" in line:
-            log.steps.append(
-                Step(line["at"], line["tokens"], frozenset(line["prefill"]), _stopped_by(line, preempted), preempted)
-            )
+            log.steps.append(Step(line["at"], line["tokens"], line["prefill"], _stopped_by(line, preempted), preempted))
             preempted = {}
         elif "update" in line:
             step = log.steps[line["update"] - 1]
@@ -149,6 +147,37 @@ def prefill_parts(log: Log, request_id: str) -> dict[str, int] | None:
         "prefill_interference": round(interference),
         "prefill_other": end - begin - round(own) - round(interference),
     }
+
+
+def preemption_parts(log: Log, request_id: str) -> dict[str, int] | None:
+    """Nanoseconds until it ran again after each preemption, and from then until what was lost was computed again.
+
+    In the middle of decoding that is when its next token came. None when it was not preempted, or ended before it had
+    recovered.
+    """
+    preempted = recompute = 0
+    had_token = recovering = False
+    lost = since = 0
+    for index, step in enumerate(log.steps):
+        if request_id in step.preempted:
+            if recovering:
+                recompute += step.start - since
+            lost = max(lost, step.preempted[request_id]) if recovering else step.preempted[request_id]
+            had_token = any(earlier.outputs.get(request_id) for earlier in log.steps[:index] if _before(earlier, step))
+            since, recovering = step.start, False
+        elif lost and request_id in step.tokens:
+            if not recovering:
+                preempted, since, recovering = preempted + step.start - since, step.start, True
+            computed = step.prefill.get(request_id, lost)
+            if computed >= lost and (step.outputs.get(request_id) or not had_token):
+                assert step.end is not None
+                recompute += step.end - since
+                lost, recovering = 0, False
+    return {"preempted": preempted, "recompute": recompute} if since and not lost else None
+
+
+def _before(earlier: Step, step: Step) -> bool:
+    return earlier.end is not None and earlier.end <= step.start
 
 
 def lost_tokens(log: Log, request_id: str) -> list[int]:

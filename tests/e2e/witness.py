@@ -5,9 +5,10 @@ server. It appends JSON lines to the file that ``WITNESS_LOG`` names:
 
 * ``{"add": id, "at": ns}``, ``{"finish": [ids], "at": ns}`` (aborts and errors), ``{"preempt": id, "lost": tokens}``
   (inside the step that follows)
-* ``{"step": n, "at": ns, "tokens": {id: tokens}, "prefill": [ids], "running": n, "waiting": n, "failed": bool,
-  "budget": n, "cap": n}`` after `schedule`; ``at`` is its beginning, ``failed`` says that blocks were asked for in
-  vain, ``prefill`` names those whose tokens are known ones: of the prompt, or computed again after a preemption
+* ``{"step": n, "at": ns, "tokens": {id: tokens}, "prefill": {id: computed}, "running": n, "waiting": n,
+  "failed": bool, "budget": n, "cap": n}`` after `schedule`; ``at`` is its beginning, ``failed`` says that blocks were
+  asked for in vain, ``prefill`` names those whose tokens are known ones (of the prompt, or computed again after a
+  preemption) with how many of them are computed then
 * ``{"update": n, "at": ns, "outputs": {id: new tokens}}`` after `update_from_output`
 * ``{"walk": {...}, "probe": {...}}`` the KV blocks block by block, and what the probe says at the same moment
 """
@@ -150,13 +151,13 @@ class Witness:
                 "step": self._scheduled,
                 "at": at,
                 "tokens": dict(output.num_scheduled_tokens),
-                "prefill": [
-                    request_id
+                "prefill": {
+                    request_id: scheduler.requests[request_id].num_computed_tokens
                     for request_id, tokens in output.num_scheduled_tokens.items()
                     if scheduler.requests[request_id].num_computed_tokens - tokens
                     < scheduler.requests[request_id].num_prompt_tokens
                     or tokens > 1 + len(output.scheduled_spec_decode_tokens.get(request_id, ()))
-                ],
+                },
                 "running": running,
                 "waiting": waiting,
                 "failed": self._failed,

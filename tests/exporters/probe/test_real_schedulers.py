@@ -160,6 +160,14 @@ class TestEverything:
             assert (life.number("preemptions"), life.number("lost_tokens")) == (len(lost), sum(lost)), life.span
             assert life.number("recomputed_tokens") <= sum(lost), life.span
 
+    def test_the_time_that_preemption_cost_agrees_with_the_log(
+        self, stage: Path, scenario: str, scheduler: str
+    ) -> None:
+        seen = play(stage, scenario, scheduler)
+        for life in seen.lives.values():
+            for stem, expected in (recomputed.preemption_parts(seen.log, life.id) or {}).items():
+                assert near(life.part(stem), expected), (stem, expected, life.span)
+
     def test_tokens_agree_with_the_log(self, stage: Path, scenario: str, scheduler: str) -> None:
         seen = play(stage, scenario, scheduler)
         tokens = Counter[str]()
