@@ -8,7 +8,9 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -40,6 +42,16 @@ class Seen:
     duration_seconds: float = 0.0
     left: bool = False
     stream_error: int | None = None
+
+    def note(self, body: bytes) -> None:
+        """Takes finish reasons, or the error in a stream, from the whole body."""
+        if self.status != 200:
+            return
+        lines = [line[6:] for line in body.splitlines() if line.startswith(b"data: {")]
+        for answer in map(json.loads, lines if self.call.body.get("stream") else [body]):
+            self.reasons += [choice["finish_reason"] for choice in answer.get("choices", ()) if choice["finish_reason"]]
+            if "error" in answer:
+                self.stream_error = answer["error"]["code"]
 
     @property
     def answer(self) -> int | None:
@@ -80,6 +92,31 @@ def send(url: str, calls: Sequence[Call], at_once: int, spread_seconds: float = 
     return asyncio.run(_send(url, calls, at_once, spread_seconds))
 
 
+def send_alone(url: str, calls: Sequence[Call]) -> list[Seen]:
+    """Sends streamed calls one at a time over connections that stand already; the client does nothing else."""
+    address = urlsplit(url)
+    assert address.hostname is not None
+    found = []
+    for call in calls:
+        connection = HTTPConnection(address.hostname, address.port, timeout=60)
+        connection.connect()
+        body, seen, started = json.dumps(call.body), Seen(call), time.monotonic()
+        connection.request("POST", call.route, body, _headers(call))
+        response = connection.getresponse()
+        first = response.read(1)
+        seen.first_byte_seconds = time.monotonic() - started
+        seen.status = response.status
+        seen.note(first + response.read())
+        seen.duration_seconds = time.monotonic() - started
+        connection.close()
+        found.append(seen)
+    return found
+
+
+def _headers(call: Call) -> dict[str, str]:
+    return {"X-Request-Id": call.name, "X-Tenant": call.tenant, "Content-Type": "application/json"}
+
+
 async def _send(url: str, calls: Sequence[Call], at_once: int, spread_seconds: float) -> list[Seen]:
     limit = asyncio.Semaphore(at_once)
     # A connection per request: one that goes away must not take another's with it.
@@ -107,8 +144,7 @@ async def _call(client: httpx.AsyncClient, url: str, call: Call) -> Seen:
 
 
 async def _read(client: httpx.AsyncClient, url: str, call: Call, seen: Seen, started: float) -> None:
-    headers = {"X-Request-Id": call.name, "X-Tenant": call.tenant, "Content-Type": "application/json"}
-    request = client.stream("POST", url + call.route, content=json.dumps(call.body), headers=headers)
+    request = client.stream("POST", url + call.route, content=json.dumps(call.body), headers=_headers(call))
     pieces: list[bytes] = []
     async with request as response:
         seen.status = response.status_code
@@ -119,10 +155,4 @@ async def _read(client: httpx.AsyncClient, url: str, call: Call, seen: Seen, sta
             if call.leave_after_pieces is not None and len(pieces) >= call.leave_after_pieces:
                 seen.left = True
                 return
-    if seen.status == 200:
-        body = b"".join(pieces)
-        lines = [line[6:] for line in body.splitlines() if line.startswith(b"data: {")]
-        for answer in map(json.loads, lines if call.body.get("stream") else [body]):
-            seen.reasons += [choice["finish_reason"] for choice in answer.get("choices", ()) if choice["finish_reason"]]
-            if "error" in answer:
-                seen.stream_error = answer["error"]["code"]
+    seen.note(b"".join(pieces))

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.edge_clients import CHAT, COMPLETIONS, Call, Seen, chat, completion, send
+from e2e.edge_clients import CHAT, COMPLETIONS, Call, Seen, chat, completion, send, send_alone
 from e2e.otlp_recorder import Kept, Recorder, recorder
 from e2e.probe_server import probe_environment
 from e2e.product import free_port, wait_until
@@ -25,8 +25,10 @@ MIDDLEWARE = "vllm_slo.exporters.probe.edge.Middleware"
 QUEUED = 24
 """`--max-num-queued-reqs`: what the ordinary load stays below and the burst goes beyond."""
 OUTCOME = "finish_reason"
-SCHEDULING_SECONDS = 0.005
-"""Between the server's write and the client's task on a machine whose cores are busy."""
+ENDLESS = 30_000
+"""Tokens asked for by clients that leave: more than can be made before the server knows of it."""
+SCHEDULING_SECONDS = 0.02
+"""Until a core is free for whoever has to read, on a machine whose cores are busy."""
 FRONTEND, EDGE, STOCK = "vllm_slo.frontend_request", "vllm_slo.edge_request", "llm_request"
 
 
@@ -94,7 +96,7 @@ def ordinary() -> list[Call]:
     for number in range(4):
         calls.insert(
             20 * number + 9,
-            completion(f"left-{number}", 100, 3000, number + 1000, stream=True, leave_after_pieces=3 + number),
+            completion(f"left-{number}", 100, ENDLESS, number + 1000, stream=True, leave_after_pieces=1 + number),
         )
     return calls
 
@@ -108,7 +110,7 @@ def special() -> list[Call]:
         completion("two", 40, 6, 1, **several),
         completion("two-streamed", 40, 6, 2, stream=True, **several),
         chat("two-chats", "moda lena", 6, **several),
-        completion("two-left", 40, 3000, 3, stream=True, leave_after_pieces=4, **several),
+        completion("two-left", 40, ENDLESS, 3, stream=True, leave_after_pieces=2, **several),
         *(completion(f"stop-{number}", 30, 400, 50 + number, stop=stop) for number in range(4)),
         *(completion(f"stop-streamed-{number}", 30, 400, 60 + number, stop=stop, stream=True) for number in range(4)),
         chat("stop-chat", "moda lena", 400, stop=stop),
@@ -118,11 +120,10 @@ def special() -> list[Call]:
 def impatient() -> list[Call]:
     """Slots taken by long ones; behind these some are left while queued, one while its prompt is computed."""
     return [
-        completion("prefilling", 30_000, 4, 70, stream=True, leave_after_seconds=0.8),
-        *(completion(f"holder-{n}", 100, 120, 80 + n, stream=True) for n in range(4)),
-        *(completion(f"queued-{n}", 100, 50, 90 + n, stream=True, leave_after_seconds=0.5) for n in range(4)),
-        *(completion(f"queued-whole-{n}", 100, 50, 95 + n, leave_after_seconds=0.5) for n in range(2)),
-        completion("running-whole", 100, 8000, 99, leave_after_seconds=1.5),
+        *(completion(f"holder-{n}", 100, ENDLESS, 80 + n, leave_after_seconds=5.0) for n in range(3)),
+        completion("prefilling", 35_000, 4, 70, stream=True, leave_after_seconds=2.0),
+        *(completion(f"queued-{n}", 100, 50, 90 + n, stream=True, leave_after_seconds=2.0) for n in range(4)),
+        *(completion(f"queued-whole-{n}", 100, 50, 95 + n, leave_after_seconds=2.0) for n in range(2)),
     ]
 
 
@@ -147,7 +148,7 @@ def burst() -> list[Call]:
 
 def drive(url: str, recorded: Recorder) -> Run:
     """Sends all of it and waits until nothing more is recorded."""
-    alone = send(url, [completion(f"alone-{n}", 50, 10, 300 + n, stream=True) for n in range(20)], 1)
+    alone = send_alone(url, [completion(f"alone-{n}", 50, 10, 300 + n, stream=True) for n in range(40)])
     seen = [
         *alone,
         *send(url, ordinary(), 12, spread_seconds=4.0),
@@ -158,8 +159,10 @@ def drive(url: str, recorded: Recorder) -> Run:
     ]
     expected = sum(len(each.outcomes) for each in seen)
     run = Run(seen, alone, recorded)
-    wait_until(lambda: sum(map(len, run.records().values())) >= expected, "records are missing", 20)
-    time.sleep(3)
+    deadline = time.monotonic() + 20
+    while sum(map(len, run.records().values())) < expected and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(3)  # whatever comes twice would come by now
     return run
 
 
@@ -222,7 +225,9 @@ def test_the_first_byte_is_timed_as_the_client_saw_it(run: Run) -> None:
         assert each.first_byte_seconds is not None
         late.append(each.first_byte_seconds - record.attributes["time_to_first_byte_nanoseconds"] / 1e9)
     assert min(late) >= 0, "no client has a byte before it is sent"
+    # Both ends wait for a core; the quicker half of them tells how far apart the clocks are.
     assert statistics.median(late) <= 0.005 + SCHEDULING_SECONDS, late
+    assert statistics.quantiles(late, n=4)[0] <= 0.005, late
     for each in run.seen:
         for record in records[each.call.name]:
             first = record.attributes.get("time_to_first_byte_nanoseconds")
@@ -250,11 +255,13 @@ def test_what_vllm_reports_too_is_reported_alike(run: Run) -> None:
     assert compared >= 100
 
 
-def test_what_clients_left_is_freed(run: Run, vllm_python: str) -> None:
-    """The middleware does not stand between a disconnection and vLLM: nothing runs on for nobody."""
-    finished = [r for r in run.recorded.named(FRONTEND) if r.attributes[OUTCOME] == "abort"]
-    assert finished
-    assert all(r.attributes["gen_ai.usage.completion_tokens"] < 3000 for r in finished)
+def test_a_disconnection_reaches_vllm_as_soon_as_without_the_middleware(run: Run) -> None:
+    """Nothing runs on for nobody: the engine's part ends with the HTTP part."""
+    left = [record for record in run.recorded.named(FRONTEND) if record.attributes[OUTCOME] == "abort"]
+    assert len(left) >= 10
+    for record in left:
+        engine, http = (record.attributes[f"{name}_duration_nanoseconds"] / 1e9 for name in ("request", "http"))
+        assert engine <= http + 0.5
 
 
 @pytest.mark.slow
