@@ -191,7 +191,7 @@ class ProbeCollector(Collector):
             waiting = dict.fromkeys((*REASONS, "step", "deferred"), 0.0)
             waiting["deferred"] = deferred
             waiting[sample.get("blocked_by") or "step"] = capacity
-            found["requests_waiting"] = {(reason,): count for reason, count in waiting.items()}
+            found["requests_waiting_for"] = {(reason,): count for reason, count in waiting.items()}
         if budget := (sample.get("token_budget") or 0) * (sample.get("steps") or 0):
             used = (sample.get("scheduled_prefill_tokens") or 0) + (sample.get("scheduled_decode_tokens") or 0)
             found["token_budget_used_ratio"] = {(): used / budget}

@@ -80,14 +80,14 @@ SERIES: tuple[Series, ...] = (
     ),
     Series("objective_threshold_seconds", "gauge", "Thresholds in the SLO file.", ("objective", "sli")),
     Series("requests_running", "gauge", "Running requests.", ("bucket",), "requests_running_by_bucket"),
+    Series("requests_waiting", "gauge", "Waiting requests.", ("bucket",), "requests_waiting_by_bucket"),
     Series(
-        "requests_waiting",
+        "requests_waiting_for",
         "gauge",
-        "Waiting requests by what they wait for: the reason that blocks the head of the queue, step when none does, "
-        "deferred for those that cannot run yet.",
+        "The same by what they wait for: the reason that blocks the head of the queue, step when none does, deferred "
+        "for those that cannot run yet.",
         ("reason",),
     ),
-    Series("requests_waiting_by_bucket", "gauge", "The same by bucket.", ("bucket",), "requests_waiting_by_bucket"),
     Series("oldest_waiting_seconds", "gauge", "Age of the oldest waiting request.", (), "oldest_waiting_seconds"),
     Series("token_budget", "gauge", "Tokens that one step may schedule.", (), "token_budget"),
     Series("token_budget_used_ratio", "gauge", "Tokens scheduled over the budgets of the last sample's steps."),
