@@ -11,35 +11,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from vllm_slo.exporters.probe.clocks import Gaps, StepClock
-from vllm_slo.exporters.probe.life import DECODE, ENDED, PREEMPTED, PREFILL, QUEUED, RECOMPUTE, Cell, Life
-from vllm_slo.exporters.probe.phases import book, own_share
+from vllm_slo.exporters.probe.life import DECODE, ENDED, PREEMPTED, PREFILL, QUEUED, RECOMPUTE, Life
+from vllm_slo.exporters.probe.lives import Lives
+from vllm_slo.exporters.probe.phases import own_share
 from vllm_slo.exporters.probe.steps import Chunk, Observer, Step
-from vllm_slo.exporters.probe.waiting import Waiting
 
 
-class Accounting:
+class Accounting(Lives):
     """See the module; ``done`` gets each life that has ended."""
 
     def __init__(self, observer: Observer, done: Callable[[Life], None]) -> None:
-        self.in_flight: dict[str, Life] = {}
-        self.prefilling: dict[Life, None] = {}
-        """Lives that still have prompt or lost tokens to be scheduled."""
-        self.awaiting: dict[Life, None] = {}
-        """Lives whose next token ends their prefill or recomputation, everything before it being scheduled."""
-        self.decoding: dict[Cell, int] = {}
-        self.waiting = Waiting()
-        self.steps = StepClock()
-        self.gaps = Gaps()
+        super().__init__(observer)
         self.pipeline: deque[Step] = deque()
         self.now_ns = 0
         self.in_schedule = self.in_update = False
         self.step_count = self.step_sum_ns = self.step_longest_ns = 0
-        self.prefill_tokens = self.decode_tokens = self.lost_tokens = self.recomputed_tokens = 0
-        self.preemptions = self.aborted = 0
-        self._observer = observer
+        self.prefill_tokens = self.decode_tokens = self.lost_tokens = 0
+        self.preemptions = self.finished = self.failed = self.aborted = 0
         self._done = done
-        self._running = 0
         self._idle = True
         self._gap_from_ns = 0
         self._ended: list[tuple[Life, str, int]] = []
@@ -49,14 +38,13 @@ class Accounting:
 
     def added(self, life: Life) -> None:
         """A request has been queued at its ``queued_ns``."""
-        self.in_flight[life.engine_request_id] = life
-        self.waiting.newcomers.append(life)
+        self.enter(life)
 
     def session_goes_on(self, life: Life, now_ns: int) -> None:
         """A session that waited for input got some; without effect while it is still busy with the last one."""
         if life.phase == QUEUED and life.deferred_reason == "streaming":
-            self._book(life, now_ns)
-            self._queue_anew(life, None)
+            self.book(life, now_ns)
+            self.queue_anew(life, None)
 
     def paused(self) -> None:
         """The engine schedules nothing for a while: the time until it does again is part of no step."""
@@ -69,10 +57,10 @@ class Accounting:
         phase = life.phase
         if phase not in (PREFILL, DECODE, RECOMPUTE):
             return
-        self._leave_running(life, now_ns)
+        self.leave_running(life, now_ns)
         target = lost_tokens
         if phase == RECOMPUTE:
-            self._recomputed(life, min(lost_tokens, life.recompute_target))
+            self.count_recomputed(life, min(lost_tokens, life.recompute_target))
             target = max(target, life.recompute_target)
         life.recompute_target = target
         life.preemptions += 1
@@ -81,7 +69,7 @@ class Accounting:
         self.lost_tokens += lost_tokens
         life.phase = PREEMPTED
         self.prefilling.pop(life, None)
-        self._observer.preempted(life.cell, cause, lost_tokens)
+        self.observer.preempted(life.cell, cause, lost_tokens)
 
     def ended(self, life: Life, now_ns: int, reason: str, computed: int = 0) -> None:
         """A request ended; within an update that is when the update ends."""
@@ -96,6 +84,12 @@ class Accounting:
 
     def schedule_begins(self, now_ns: int) -> None:
         """The scheduler starts to choose a step."""
+        if self.in_update:  # whose end was missed
+            self.in_update = False
+            self._sessions.clear()
+            for life, _, _ in self._ended:
+                self.lost(life)
+            self._ended.clear()
         self.waiting.tick(now_ns)
         if self._idle and not self.pipeline:
             self.steps.skip(now_ns)
@@ -107,7 +101,7 @@ class Accounting:
         """The scan looked at this waiting request; ``deferred`` says why it passed over it, if so."""
         if life.phase != QUEUED or life.deferred_reason == deferred:
             return
-        self._book(life, self.now_ns)
+        self.book(life, self.now_ns)
         life.deferred_reason = deferred
         if deferred is None:
             life.queue_open = self.waiting.clock.read()
@@ -117,21 +111,21 @@ class Accounting:
         now_ns = self.now_ns
         phase = life.phase
         if phase == QUEUED:
-            self._book(life, now_ns)
+            self.book(life, now_ns)
             life.deferred_reason = None
             life.phase = PREFILL
             life.share_open = self._share_now(now_ns)
             if not life.scheduled_ns:
                 life.scheduled_ns = now_ns
-                self._observer.scheduled(life.cell, life.queue)
+                self.observer.scheduled(life.cell, life.queue)
             self.waiting.remember_blockers(life)
         elif phase == PREEMPTED:
-            self._book(life, now_ns)
+            self.book(life, now_ns)
             life.phase = RECOMPUTE
             life.resume_cached = computed
         else:
             return
-        self._running += 1
+        self.running += 1
         self.awaiting.pop(life, None)
         self.prefilling[life] = None
 
@@ -177,41 +171,43 @@ class Accounting:
         """The output of the step ``key`` is taken in; the lives of `awaiting` that got a token have ``arrived``."""
         self.in_update = False
         pipeline = self.pipeline
-        while pipeline:
-            step = pipeline.popleft()
-            if step.key is key:
-                self._step_ended(step, now_ns)
-                break
+        if pipeline and (pipeline[0].key is key or any(step.key is key for step in pipeline)):
+            while (step := pipeline.popleft()).key is not key:
+                pass
+            self._step_ended(step, now_ns)
         for life in arrived:
             del self.awaiting[life]
             self._got_token(life, now_ns)
         if self._sessions:
             for life, tokens, waits in self._sessions:
                 life.earlier_tokens += tokens
-                self._leave_running(life, now_ns)
-                self._queue_anew(life, "streaming" if waits else None)
+                self.leave_running(life, now_ns)
+                self.queue_anew(life, "streaming" if waits else None)
             self._sessions.clear()
         if self._ended:
             for life, why, computed in self._ended:
                 self._end(life, now_ns, why, computed)
             self._ended.clear()
-        if not self._running and not pipeline:
+        if not self.running and not pipeline:
             self._idle = True
 
     def _step_ended(self, step: Step, now_ns: int) -> None:
         clock = self.steps
-        began = max(step.start_ns, clock.at_ns)
+        began = clock.at_ns
+        if step.start_ns > began:
+            began = step.start_ns
         length = clock.tick(now_ns, began, step.tokens, step.prefill_tokens, step.decoding)
         self.step_count += 1
         self.step_sum_ns += length
-        self.step_longest_ns = max(self.step_longest_ns, length)
-        self._observer.step(length)
+        if length > self.step_longest_ns:
+            self.step_longest_ns = length
+        self.observer.step(length, now_ns)
         if step.decoding:
             gap = now_ns - self._gap_from_ns
             self._gap_from_ns = now_ns
             self.gaps.add(now_ns, gap)
             if self.decoding:
-                self._observer.output_gap(gap, self.decoding)
+                self.observer.output_gap(gap, self.decoding)
         elif not self.decoding:
             self._gap_from_ns = now_ns
         executed = now_ns - began
@@ -222,8 +218,8 @@ class Accounting:
             if life.phase == PREFILL:
                 own_share(life, executed * chunk.tokens // step.tokens)
             elif life.phase == RECOMPUTE and not life.turn_has_token and chunk.computed >= life.recompute_target:
-                self._book(life, now_ns)
-                self._recomputed(life, life.recompute_target)
+                self.book(life, now_ns)
+                self.count_recomputed(life, life.recompute_target)
                 life.phase = PREFILL
                 life.share_open = clock.prefill_ns
 
@@ -232,19 +228,19 @@ class Accounting:
         phase = life.phase
         if phase in (QUEUED, DECODE, ENDED):
             return
-        self._book(life, now_ns)
+        self.book(life, now_ns)
         first = not life.turn_has_token
         life.turn_has_token = True
         if first and not life.first_token_ns:
             life.first_token_ns = now_ns
             waited = now_ns + life.offset_ns - life.arrival_ns
-            self._observer.first_token(life.cell, waited, life.prefill)
+            self.observer.first_token(life.cell, waited, life.prefill)
         if phase == RECOMPUTE:
-            self._recomputed(life, life.recompute_target)
+            self.count_recomputed(life, life.recompute_target)
         if not first:
             gap = now_ns - life.gap_since_ns
             life.worst_gap_ns = max(life.worst_gap_ns, gap)
-            self._observer.one_gap(life.cell, gap)
+            self.observer.one_gap(life.cell, gap)
         life.gap_since_ns = now_ns
         if phase != PREEMPTED:
             life.phase = DECODE
@@ -256,52 +252,24 @@ class Accounting:
             # A pooling request: its only output is no token.
             self._got_token(life, now_ns)
         if life.phase == RECOMPUTE:
-            self._recomputed(life, min(computed, life.recompute_target))
+            self.count_recomputed(life, min(computed, life.recompute_target))
         self.waiting.left(life, now_ns)
-        self._leave_running(life, now_ns)
-        self.prefilling.pop(life, None)
-        self.awaiting.pop(life, None)
-        self.in_flight.pop(life.engine_request_id, None)
+        self.leave_running(life, now_ns)
+        self.forget(life)
         if not life.scheduled_ns:
             self.waiting.remember_blockers(life)
         life.phase = ENDED
         life.end_ns = now_ns
         life.finish_reason = reason
         life.reference_ns = self.steps.reference.smallest_ns
-        if reason == "abort":
-            self.aborted += 1
-        self._observer.finished(life.cell, reason, now_ns + life.offset_ns - life.arrival_ns)
+        self.finished += 1
+        if reason in ("abort", "error"):
+            self.failed += 1
+            self.aborted += reason == "abort"
+        tokens = life.completion_tokens - 1
+        per_token = life.decode // tokens if tokens > 0 and life.first_token_ns else None
+        self.observer.finished(life.cell, reason, now_ns + life.offset_ns - life.arrival_ns, per_token)
         self._done(life)
-
-    def _leave_running(self, life: Life, now_ns: int) -> None:
-        phase = life.phase
-        self._book(life, now_ns)
-        if phase == DECODE:
-            left = self.decoding[life.cell] - 1
-            if left:
-                self.decoding[life.cell] = left
-            else:
-                del self.decoding[life.cell]
-        if phase in (PREFILL, DECODE, RECOMPUTE):
-            self._running -= 1
-
-    def _queue_anew(self, life: Life, deferred: str | None) -> None:
-        life.phase = QUEUED
-        life.deferred_reason = deferred
-        life.turn_has_token = False
-        life.queue_open = None
-        if deferred is None:
-            self.waiting.newcomers.append(life)
-
-    def _book(self, life: Life, now_ns: int) -> None:
-        book(life, now_ns, self.waiting.clock, self.steps, self.gaps)
-
-    def _recomputed(self, life: Life, computed: int) -> None:
-        tokens = computed - life.resume_cached
-        if tokens > 0:
-            life.recomputed_tokens += tokens
-            self.recomputed_tokens += tokens
-            self._observer.recomputed(tokens)
 
     def _share_now(self, now_ns: int) -> int:
         """Reading of the prefill clock in the middle of a step."""

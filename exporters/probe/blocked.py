@@ -9,28 +9,17 @@ REASONS: tuple[str, ...] = ("nothing", "sequence_cap", "token_budget", "kv_block
 """`encoder` and `paused` stop the whole scan, but belong to the request or the operator: they count as deferred."""
 
 
-def reason(
-    *,
-    waiting: bool,
-    paused: bool,
-    preempted: bool,
-    tokens_left: int,
-    inputs_left: int,
-    draft_slots: int,
-    slots_left: int,
-) -> int:
+def reason(paused: bool, preempted: bool, tokens_left: int, inputs_left: int, slots_left: int) -> int:
     """What stopped the scheduler's scan of the waiting requests, in the order in which the scheduler checks.
 
-    ``waiting``: whether somebody waits whom the scan did not skip. What none of the limits explains is a failed
+    ``inputs_left`` is less what a further sequence needs for its drafts. What none of the limits explains is a failed
     allocation: the scan ends nowhere else for a text model with chunked prefill.
     """
-    if not waiting:
-        return NOTHING
     if paused:
         return PAUSED
     if preempted:
         return KV_BLOCKS
-    if tokens_left <= 0 or inputs_left <= draft_slots:
+    if tokens_left <= 0 or inputs_left <= 0:
         return TOKEN_BUDGET
     if slots_left <= 0:
         return SEQUENCE_CAP

@@ -39,18 +39,19 @@ class Reference:
     with a weight of 1/16 and at most twice the mean, so that a stall does not move it.
     """
 
-    __slots__ = ("_lengths", "_seen", "smallest_ns")
+    __slots__ = ("_lengths", "_seen", "_smallest", "smallest_ns")
     WARM_UP = 8
 
     def __init__(self) -> None:
         self._lengths = [0] * 24
         self._seen = [0] * 24
+        self._smallest = 24
         self.smallest_ns = 0
         """That of the smallest class seen; 0 when none was."""
 
     def learn(self, sequences: int, length_ns: int) -> None:
         """Takes in a pure decode step."""
-        c = min((sequences - 1).bit_length(), 23)
+        c = (sequences - 1).bit_length()
         known, seen = self._lengths[c], self._seen[c]
         if not seen:
             known = length_ns
@@ -59,12 +60,14 @@ class Reference:
         else:
             known += (min(length_ns, 2 * known) - known) // 16
         self._seen[c] = seen + 1
-        self._lengths[c] = known = max(known, 1)
-        self.smallest_ns = next(length for length in self._lengths if length)
+        self._lengths[c] = known = known or 1
+        if c <= self._smallest:
+            self._smallest = c
+            self.smallest_ns = known
 
     def of(self, sequences: int) -> int:
         """For a batch of that size: its class, else the next smaller one seen, else the smallest."""
-        c = min((sequences - 1).bit_length(), 23)
+        c = (sequences - 1).bit_length()
         lengths = self._lengths
         while c >= 0:
             if lengths[c]:
@@ -122,9 +125,11 @@ class StepClock:
                 self.interference += interference
                 self.work += length - interference
         else:
-            work = min(length, smallest) if smallest else length
-            self.work += work
-            self.slowdown += length - work
+            if 0 < smallest < length:
+                self.work += smallest
+                self.slowdown += length - smallest
+            else:
+                self.work += length
             reference.learn(decoding, length)
         return length
 

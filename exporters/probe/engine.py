@@ -7,18 +7,26 @@ it touches what the scan looked at, what was scheduled for the first time, and w
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_slo.exporters.probe.accounting import Accounting
-from vllm_slo.exporters.probe.blocked import KV_BLOCKS, NOTHING, TOKEN_BUDGET
+from vllm_slo.exporters.probe.blocked import KV_BLOCKS, NOTHING, REASONS, TOKEN_BUDGET
 from vllm_slo.exporters.probe.engine_record import EngineRecord
+from vllm_slo.exporters.probe.guard import guarded
 from vllm_slo.exporters.probe.life import Life
-from vllm_slo.exporters.probe.meters import Buckets, Meters
+from vllm_slo.exporters.probe.meters import Meters
 from vllm_slo.exporters.probe.process import Process
 from vllm_slo.exporters.probe.scan import Scan
+from vllm_slo.exporters.probe.steplog import StepLog
 from vllm_slo.exporters.probe.steps import Chunk
 
+if TYPE_CHECKING:
+    from vllm_slo.exporters.probe.watch import Watch
+
+EVICTED = "_vllm_slo_evicted"
+"""Attribute of a block pool: whom to tell of cached blocks thrown out."""
 HOLDER_EVERY_NS = 100_000_000
 """How often the largest holder of KV blocks is looked up while somebody waits for blocks."""
 
@@ -26,27 +34,30 @@ HOLDER_EVERY_NS = 100_000_000
 class Engine:
     """See the module. Methods are called by `hooks`, each in a guard."""
 
-    def __init__(self, scheduler: Any, process: Process) -> None:
-        settings = process.settings
+    def __init__(self, scheduler: Any, process: Process, meters: Meters) -> None:
         self.process = process
         self.name = str(scheduler.vllm_config.parallel_config.data_parallel_index)
-        self.meters = self._make_meters(process)
+        self.meters = meters
         self.accounting = Accounting(self.meters, self._done)
         self.scan = Scan(scheduler, process.row)
         self.waiting = 0
-        self._random_ids = settings.random_ids
+        self.watch: Watch | None = None
+        self.sample: Callable[..., Any] = guarded("engine.sample", self._sample)
+        self.step_log: StepLog | None = None
+        self.port: Any = None
+        self._random_ids = process.settings.random_ids
         self._put = process.outbox.put
         self._tables = [m.req_to_blocks for m in scheduler.kv_cache_manager.coordinator.single_type_managers]
+        pool = scheduler.kv_cache_manager.block_pool
+        if pool.enable_caching and len(pool.cached_block_hash_to_block) >= 0:
+            setattr(pool, EVICTED, self.meters.evicted)
         self._holder: str | None = None
         self._holder_ns = 0
 
-    @staticmethod
-    def _make_meters(process: Process) -> Meters:
-        settings = process.settings
-        return Meters(Buckets.of(settings.buckets), settings.priority_classes)
-
     def _done(self, life: Life) -> None:
         life.request = None
+        if self.step_log is not None:
+            self.step_log.write("ended", id=life.engine_request_id, reason=life.finish_reason, at_ns=life.end_ns)
         self._put(EngineRecord(life, self.name, self._random_ids))
 
     # Between steps
@@ -63,6 +74,11 @@ class Engine:
             return
         prompt_tokens = request.num_prompt_tokens
         priority = request.priority
+        if self.step_log is not None:
+            arrival_ns = int(request.arrival_time * 1e9)
+            self.step_log.write(
+                "added", id=request.request_id, at_ns=now_ns, prompt_tokens=prompt_tokens, arrival_ns=arrival_ns
+            )
         self.accounting.added(
             Life(
                 request.request_id,
@@ -85,7 +101,11 @@ class Engine:
         self._held(life)
         cause = "kv_blocks" if accounting.in_schedule else "reset"
         self.scan.preempted = True
-        accounting.preempted(life, monotonic_ns(), request.num_computed_tokens, cause)
+        now_ns = accounting.now_ns if accounting.in_schedule else monotonic_ns()
+        lost_tokens = request.num_computed_tokens
+        if self.step_log is not None:
+            self.step_log.write("preempted", id=life.engine_request_id, at_ns=now_ns, lost_tokens=lost_tokens)
+        accounting.preempted(life, now_ns, lost_tokens, cause)
 
     def ending(self, request: Any) -> None:
         """A request has ended and is about to be freed."""
@@ -137,6 +157,7 @@ class Engine:
         scheduled: dict[str, int] = output.num_scheduled_tokens
         skipped = 0
         stopped = None
+        passed: list[tuple[Any, str | None]] = []
         if scan.looked:
             passed, stopped = scan.passed_over(scheduler, scheduled)
             for request, why in passed:
@@ -147,7 +168,7 @@ class Engine:
             self._admitted(new.req_id, scheduled)
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
             self._admitted(request_id, scheduled)
-        chunks = []
+        chunks: list[Chunk] = []
         most = 0
         blocker = None
         for life in accounting.prefilling:
@@ -169,6 +190,8 @@ class Engine:
             elif reason != TOKEN_BUDGET:
                 blocker = None
         accounting.schedule_ends(output, total, len(scheduled), chunks, reason, head, blocker)
+        if self.step_log is not None:
+            self._log_schedule(self.step_log, output, chunks, REASONS[reason], head, waiting, passed)
 
     def update_begins(self, output: Any, result: Any) -> None:
         """The scheduler is about to take in what the model made of a step."""
@@ -177,12 +200,20 @@ class Engine:
         if drafts:
             self._count_drafts(drafts, output.num_invalid_spec_tokens, result)
 
-    def update_ends(self, output: Any) -> None:
+    def update_ends(self, scheduler: Any, output: Any) -> None:
         """It has taken it in."""
         now_ns = monotonic_ns()
         accounting = self.accounting
         arrived = [life for life in accounting.awaiting if len(life.request._output_token_ids) > life.output_mark]
         accounting.update_ends(output, now_ns, arrived)
+        if self.step_log is not None:
+            self._log_update(self.step_log, output, now_ns, arrived)
+        if self.watch is not None and now_ns >= self.watch.due_ns:
+            self.sample(scheduler, now_ns)
+
+    def _sample(self, scheduler: Any, now_ns: int) -> None:
+        if self.watch is not None:
+            self.watch.step(scheduler, now_ns)
 
     def _admitted(self, request_id: str, scheduled: dict[str, int]) -> None:
         life = self.accounting.in_flight.get(request_id)
@@ -220,3 +251,32 @@ class Engine:
             held = {r.request_id: sum([len(t.get(r.request_id, ())) for t in self._tables]) for r in scheduler.running}
             self._holder = max(held, key=held.__getitem__, default=None)
         return self._holder
+
+    def _log_schedule(
+        self,
+        log: StepLog,
+        output: Any,
+        chunks: list[Chunk],
+        reason: str,
+        head: Life | None,
+        waiting: int,
+        passed: list[tuple[Any, str | None]],
+    ) -> None:
+        log.write(
+            "schedule",
+            step=log.step(output),
+            start_ns=self.accounting.now_ns,
+            tokens=dict(output.num_scheduled_tokens),
+            admitted=[new.req_id for new in output.scheduled_new_reqs],
+            resumed=sorted(output.scheduled_cached_reqs.resumed_req_ids),
+            prefilling=[chunk.life.engine_request_id for chunk in chunks],
+            reason=reason,
+            head=head.engine_request_id if head is not None else None,
+            waiting=waiting,
+            deferred={request.request_id: why for request, why in passed if why is not None},
+        )
+
+    @staticmethod
+    def _log_update(log: StepLog, output: Any, now_ns: int, arrived: list[Life]) -> None:
+        first = [life.engine_request_id for life in arrived]
+        log.write("update", step=log.ended_step(output), end_ns=now_ns, first=first)

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_slo.exporters.probe.engine import Engine
+from vllm_slo.exporters.probe.engine import EVICTED, Engine
 from vllm_slo.exporters.probe.guard import guarded
 
 STATE = "_vllm_slo_engine"
@@ -81,7 +81,7 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
                 return original(self, scheduler_output, model_runner_output)
             begins(engine, scheduler_output, model_runner_output)
             result = original(self, scheduler_output, model_runner_output)
-            ends(engine, scheduler_output)
+            ends(engine, self, scheduler_output)
             return result
 
         return update_from_output
@@ -151,16 +151,16 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         return _select_waiting_queue_for_scheduling
 
     def new_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
-        count = hook("evicted", lambda pool, blocks: pool.__dict__[STATE](blocks))
+        # Only evictions change the map in there. Of blocks with the same content the last one counts.
+        count = hook("evicted", lambda pool, cached: getattr(pool, EVICTED)(cached - len(_cached(pool))))
 
         def get_new_blocks(self: Any, num_blocks: int) -> Any:
-            if STATE not in self.__dict__:
+            if not on or EVICTED not in self.__dict__:
                 return original(self, num_blocks)
-            cached = len(self.cached_block_hash_to_block)
+            cached = len(_cached(self))
             blocks = original(self, num_blocks)
-            evicted = cached - len(self.cached_block_hash_to_block)
-            if evicted:
-                count(self, evicted)
+            if cached:
+                count(self, cached)
             return blocks
 
         return get_new_blocks
@@ -175,3 +175,7 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
     replace(scheduler_class, "set_pause_state", pause)
     replace(scheduler_class, look, handled if look == "_handle_blocked_waiting_request" else selected)
     replace(pool_class, "get_new_blocks", new_blocks)
+
+
+def _cached(pool: Any) -> Any:
+    return pool.cached_block_hash_to_block

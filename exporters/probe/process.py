@@ -26,5 +26,11 @@ class Process:
         if self.vllm_config is None:
             self.vllm_config, self.kind = vllm_config, kind
 
+    def described(self) -> dict[str, str]:
+        """What of the settings may be told: bounds and classes."""
+        settings = self.settings
+        buckets = ",".join(name if bound is None else f"{name}={bound}" for name, bound in settings.buckets)
+        return {"buckets": buckets, "priorities": ",".join(str(bound) for bound in settings.priority_classes)}
+
     def _exporter(self) -> Sender:
         return sender(self.settings, self.vllm_config, self.kind)()

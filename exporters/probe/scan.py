@@ -45,7 +45,8 @@ class Scan:
 
     def waiting(self, scheduler: Any) -> int:
         """How many wait."""
-        return sum([len(getattr(scheduler, name)) for name in self._queues])
+        first, second = self._queues
+        return len(getattr(scheduler, first)) + len(getattr(scheduler, second))
 
     def selected(self, scheduler: Any, queue: Any) -> None:
         """vLLM up to 0.30: the scan is about to look at the first request of that queue."""
@@ -104,13 +105,11 @@ class Scan:
             return NOTHING
         tokens_left = self.token_budget - tokens
         found = reason(
-            waiting=True,
-            paused=scheduler._pause_state is not self._unpaused,
-            preempted=self.preempted,
-            tokens_left=tokens_left,
-            inputs_left=self._input_budget - tokens - self._draft_slots * sequences,
-            draft_slots=self._draft_slots,
-            slots_left=self.sequence_cap - len(scheduler.running) - scheduler.num_waiting_for_streaming_input,
+            scheduler._pause_state is not self._unpaused,
+            self.preempted,
+            tokens_left,
+            self._input_budget - tokens - self._draft_slots * (sequences + 1),
+            self.sequence_cap - len(scheduler.running) - scheduler.num_waiting_for_streaming_input,
         )
         if found != KV_BLOCKS or self.preempted or stopped is None:
             return found

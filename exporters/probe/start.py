@@ -1,15 +1,24 @@
-"""Makes the engine of a scheduler, and starts what goes with it."""
+"""Makes the engine of a scheduler, and starts what goes with it: samples, series, the port, the step log."""
 
 from __future__ import annotations
 
 import logging
+from time import monotonic_ns
 from typing import Any
 
 from vllm_slo import __version__
-from vllm_slo.exporters.probe import versions
+from vllm_slo.exporters.conventions import SERVICE_NAME
+from vllm_slo.exporters.probe import guard, objectives, port, versions
+from vllm_slo.exporters.probe.collector import Identity, ProbeCollector
 from vllm_slo.exporters.probe.engine import Engine
+from vllm_slo.exporters.probe.kv import KvReader
+from vllm_slo.exporters.probe.meters import Buckets, Meters
 from vllm_slo.exporters.probe.process import Process
+from vllm_slo.exporters.probe.sample import Sampler
 from vllm_slo.exporters.probe.settings import LOGGER_NAME
+from vllm_slo.exporters.probe.steplog import StepLog
+from vllm_slo.exporters.probe.watch import Watch, each_second
+from vllm_slo.exporters.probe.worker import Reader
 
 logger = logging.getLogger(LOGGER_NAME)
 
@@ -35,6 +44,46 @@ def start(scheduler: Any, process: Process) -> Engine | None:
             type(scheduler).__name__,
         )
     process.knows(scheduler.vllm_config, "engine_core")
-    engine = Engine(scheduler, process)
+    settings, outbox = process.settings, process.outbox
+    buckets = Buckets.of(settings.buckets)
+    watched = objectives.read_or_none(
+        settings.slo_file, buckets.names, lambda text: logger.warning("vllm-slo: %s", text)
+    )
+    meters = Meters(buckets, settings.priority_classes, objectives.thresholds(watched))
+    engine = Engine(scheduler, process, meters)
+    reader = Reader(settings.runtime_dir)
+    identity = Identity(
+        settings.model_for(scheduler.vllm_config) or "",
+        settings.shard or settings.resource[SERVICE_NAME],
+        engine.name,
+        __version__,
+        process.vllm_version,
+    )
+    collector = ProbeCollector(
+        meters,
+        identity,
+        engine.accounting.in_flight,
+        outbox,
+        watched,
+        workers=lambda: reader.latest,
+        errors=lambda: guard.errors,
+    )
+    sampler = Sampler(
+        engine,
+        scheduler,
+        KvReader(scheduler, buckets.names, buckets.uppers),
+        lambda: reader.latest,
+        process.row.skipped,
+        monotonic_ns(),
+    )
+    engine.watch = Watch(engine, scheduler, sampler, collector.sampled)
+    if settings.step_log is not None:
+        engine.step_log = log = StepLog(settings.step_log)
+        outbox.every_second.append(log.flush)
+        outbox.before_close.append(log.flush)
+    outbox.every_second.append(reader.refresh)
+    each_second(engine.watch, outbox)
+    outbox.start()
+    engine.port = port.serve(collector, settings.metrics_host, settings.metrics_port, int(engine.name))
     logger.info("vllm-slo: probe %s on engine %s of vLLM %s", __version__, engine.name, process.vllm_version)
     return engine

@@ -34,7 +34,7 @@ class Version:
     """How this row was verified."""
     look: Hooked
     """The method that a scan calls once for each waiting request that it looks at."""
-    queues: tuple[str, ...]
+    queues: tuple[str, str]
     """Attributes of the scheduler that hold waiting requests, in the order of the scan."""
     skipped: str
     """Attribute that holds those of them that a scan passed over."""
