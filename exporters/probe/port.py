@@ -112,7 +112,7 @@ class Port:
         self._server = server
         self.number = int(server.server_port)
         self._thread = threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 5.0}, name="vllm-slo-metrics", daemon=True
+            target=server.serve_forever, kwargs={"poll_interval": 0.5}, name="vllm-slo-metrics", daemon=True
         )
         self._thread.start()
         os.register_at_fork(after_in_child=_let_go(weakref.ref(server)))
