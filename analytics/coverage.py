@@ -90,18 +90,24 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
         for instance, (_, first, last, _) in scraped.items()
     )
     ended = f"case service_instance_id {windows} else {whole} end" if windows else whole
-    received: dict[str | None, int] = {}
+    wanted = (
+        f"from requests where start_time >= {literal(chosen.start - LONGEST_REQUEST)} "
+        f"and start_time < {literal(chosen.end)} and {chosen.dimensions()} and source <> 'client'"
+    )
+    received: dict[str | None, int] = dict(
+        records(
+            connection,
+            f"select service_instance_id, count(*) filter (where {ended}) {wanted} group by service_instance_id",
+        )
+    )
     uncounted: dict[str | None, dict[str, int]] = {}
     for instance, reason, count in records(
         connection,
         f"select service_instance_id, case when {_UNCOUNTED} then finish_reason end, count(*) filter (where {ended}) "
-        f"from requests where start_time >= {literal(chosen.start - LONGEST_REQUEST)} "
-        f"and start_time < {literal(chosen.end)} and {chosen.dimensions()} and source <> 'client' "
-        "and coalesce(quality, '') not in ('superseded', 'late_record') group by 1, 2",
+        f"{wanted} and (quality in ('superseded', 'late_record') or {_UNCOUNTED}) group by 1, 2",
     ):
-        if reason is None:
-            received[instance] = count
-        elif count:
+        received[instance] -= count
+        if reason is not None and count:
             uncounted.setdefault(instance, {})[reason] = count
     unmatched = any(count for instance, count in received.items() if instance not in scraped)
     unscraped = {instance for instance, count in received.items() if instance and count and instance not in scraped}

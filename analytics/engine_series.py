@@ -34,13 +34,14 @@ def engine_step(connection: duckdb.DuckDBPyConnection, selection: Selection, fin
     """The finest step of at least ``finest`` that holds a sample of every engine that is sampled without pause.
 
     An engine that is both scraped and has the probe is as fine as the finer of the two. The usual rhythm of all stands
-    in for one that was sampled a few times only.
+    in for one that was sampled a few times only. All as in the hour up to the newest sample of the selection.
     """
+    within = f"engine_samples where {selection.within('time')}"
     ((interval,),) = records(
         connection,
         "with gaps as (select service_instance_id as instance, source, epoch_us(time) - lag(epoch_us(time)) over "
-        "(partition by service_instance_id, engine, source order by time) as gap from engine_samples "
-        f"where {selection.within('time')}), "
+        f"(partition by service_instance_id, engine, source order by time) as gap from {within} "
+        f"and time >= (select max(time) from {within}) - interval 1 hour), "
         "rhythms as (select instance, source, median(gap) as gap, count(gap) as n from gaps group by all) "
         f"select coalesce((select max(least) from (select min(gap) as least from rhythms where n >= {FEW} "
         "group by instance)), (select median(gap) from gaps))",

@@ -125,9 +125,11 @@ def _versions(connection: duckdb.DuckDBPyConnection, where: str) -> dict[str | N
     found: dict[str | None, tuple[int, str]] = {}
     for name, resource, last in records(
         connection,
-        "select service_instance_id, resource_attributes, max(epoch_us(end_time)) from requests "
-        f"where {where} and resource_attributes like '%\"{PROBE_VERSION}\"%' group by all",
+        "select service_instance_id, resource_attributes, max(epoch_us(start_time)) from requests "
+        f"where {where} group by all",
     ):
+        if resource is None or PROBE_VERSION not in resource:
+            continue
         version = json.loads(resource).get(PROBE_VERSION)
         if isinstance(version, str) and last >= found.get(name, (0, ""))[0]:
             found[name] = (last, version)

@@ -19,16 +19,22 @@ from pathlib import Path
 import duckdb
 
 from generate import Fleet, write
+from vllm_slo.analytics.blocked import blocked, blocked_series
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.counts import answerable
 from vllm_slo.analytics.coverage import coverage
 from vllm_slo.analytics.engine_series import engine_series, engine_step
 from vllm_slo.analytics.extent import extent
 from vllm_slo.analytics.health import freshness
+from vllm_slo.analytics.instances import instances
+from vllm_slo.analytics.kv import kv_use
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.marks import marks
+from vllm_slo.analytics.outcomes import outcomes
+from vllm_slo.analytics.parts import Tail
 from vllm_slo.analytics.percentiles import percentiles
 from vllm_slo.analytics.phases import phases
+from vllm_slo.analytics.preemption import preemption_cost
 from vllm_slo.analytics.query import connect
 from vllm_slo.analytics.selection import Selection
 from vllm_slo.analytics.series import series, step_for
@@ -87,6 +93,9 @@ def on_selection(
     connection: duckdb.DuckDBPyConnection, selection: Selection, basis: str, step: timedelta
 ) -> dict[str, Callable[[], object]]:
     """The page's queries for one selection."""
+    slow = phases(connection, selection, basis, "request_duration", 0.99)
+    assert slow is not None, "the selection has no requests that count"
+    tail = Tail("request_duration", slow.tail_from)
     return {
         "counts": lambda: answerable(connection, selection),
         "coverage": lambda: coverage(connection, selection),
@@ -99,6 +108,14 @@ def on_selection(
         "events": lambda: marks(connection, selection),
         "engine_step": lambda: engine_step(connection, selection, step),
         "engine_series": lambda: engine_series(connection, selection, max(step, timedelta(seconds=10))),
+        "blocked": lambda: blocked(connection, selection, basis),
+        "blocked_tail": lambda: blocked(connection, selection, basis, tail),
+        "blocked_series": lambda: blocked_series(connection, selection, basis, step),
+        "blocked_series_tail": lambda: blocked_series(connection, selection, basis, step, tail),
+        "preemption": lambda: preemption_cost(connection, selection, basis, step),
+        "outcomes": lambda: outcomes(connection, selection, basis, step),
+        "instances": lambda: instances(connection, selection),
+        "kv_use": lambda: kv_use(connection, selection, max(step, timedelta(seconds=10))),
     }
 
 
