@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 PER_SECOND = 6.0
 MILLISECOND = 1_000_000
-ARGUMENTS = ("--num-gpu-blocks-override", "1150")
+ARGUMENTS = ("--num-gpu-blocks-override", "1150", "--max-model-len", "36000")
 """Overload of running-vllm-here: preemptions, and a prompt of 35,000 tokens takes most of the blocks."""
 
 
