@@ -10,13 +10,15 @@ import duckdb
 
 from vllm_slo.analytics.levels import kept, rollups
 from vllm_slo.analytics.reading import records
-from vllm_slo.analytics.selection import Selection
+from vllm_slo.analytics.selection import Selection, literal
+from vllm_slo.exporters.schema import UNFINISHED
 
 EXACT_ROWS = 200_000
 """Up to so many requests, statistics are computed from the rows themselves. Exact percentiles of four metrics over
 every shard and bucket, with their totals, take some 150 ms of two cores then; rollups answer within 1.09 % in less."""
 
-ERRORS = "(status = 'error' or finish_reason in ('error', 'abort'))"
+ERRORS = f"(status = 'error' or finish_reason in ({', '.join(literal(reason) for reason in UNFINISHED)}))"
+"""SQL: requests that were given up, failed or refused, as the rollup metric `errors` counts them."""
 
 Basis = Literal["rows", "rollups"]
 
@@ -28,7 +30,8 @@ NO_REQUESTS_OF_THEIR_OWN: tuple[str, ...] = ("shared_request_id", "superseded", 
 class Counts:
     """Requests of a selection.
 
-    ``counted`` enter the statistics, ``errors`` are among them, ``left_out`` gives the others by reason.
+    ``counted`` enter the statistics, ``left_out`` gives the others by reason; ``errors`` are among those counted and
+    those ``unfinished``.
     ``untold`` of those counted do not say whether they failed: a stock vLLM writes neither status nor finish reason.
     ``basis`` says what the selection's statistics should be computed from.
     ``older_rows_gone`` is true when rollups know of requests whose rows retention has already removed; ``finest`` is
@@ -124,7 +127,7 @@ def _from_rows(connection: duckdb.DuckDBPyConnection, selection: Selection) -> C
     )
     return Counts(
         counted=sum(n for quality, n, _, _ in found if quality is None),
-        errors=sum(errors for quality, _, errors, _ in found if quality is None),
+        errors=sum(errors for quality, _, errors, _ in found if quality in (None, "unfinished")),
         untold=sum(untold for quality, _, _, untold in found if quality is None),
         left_out={quality: n for quality, n, _, _ in found if quality is not None},
         basis="rows",

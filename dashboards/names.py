@@ -46,6 +46,7 @@ REASONS: dict[str, str] = {
     "end_before_start": "end before start",
     "clock_skew": "clock skew",
     "shared_request_id": "further completion of n > 1",
+    "unequal_parts": "unequal parts",
     "unfinished": "not finished",
     "superseded": "superseded by the probe's record",
     "late_record": "late record",

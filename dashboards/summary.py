@@ -44,10 +44,10 @@ def _errors(counts: Counts, covered: Sequence[Coverage]) -> Tile:
     key, label = "errors", "Errors and aborts"
     telling = counts.counted - counts.untold + counts.unfinished
     if telling:
-        bad = counts.errors + counts.unfinished
+        bad = count_text(counts.errors)
         if counts.untold:
-            return Tile(key, label, count_text(bad), f"{count_text(counts.untold)} requests do not tell", "or more")
-        return Tile(key, label, count_text(bad), f"{percent_text(bad / telling)} of {count_text(telling)}")
+            return Tile(key, label, bad, f"{count_text(counts.untold)} requests do not tell", "or more")
+        return Tile(key, label, bad, f"{percent_text(counts.errors / telling)} of {count_text(telling)}")
     counters = [(c.failed, c.finished) for c in covered if c.failed is not None and c.finished]
     if not counters:
         return Tile(key, label, "unknown" if counts.counted else "no data", "spans of vLLM do not tell; scrape it")

@@ -224,7 +224,8 @@ def test_requests_without_a_full_life_are_in_no_latency_and_shown_by_reason(
     marks = Counter(each.quality for each in TRAFFIC if each.quality)
     assert found.left_out == dict(sorted(marks.items()))
     assert set(marks) == {"unfinished", "superseded", "negative_time"}
-    assert found.unfinished == marks["unfinished"]
+    assert found.unfinished == found.errors == marks["unfinished"]
+    assert found.untold == sum(each.source == "stock" for each in counted(WHOLE))
     assert found.requests == len(TRAFFIC) - marks["superseded"]
     for table in percentiles(lake, WHOLE, found.basis).values():
         assert table.rows_used <= len(counted(WHOLE))

@@ -36,7 +36,7 @@ def test_errors_of_rows_that_tell_are_a_share_of_all_and_a_lower_bound_when_some
 
 
 def test_requests_that_did_not_finish_are_errors_though_they_are_in_no_latency() -> None:
-    probed = replace(STOCK, untold=0, left_out={"superseded": 7, "unfinished": 25})
+    probed = replace(STOCK, errors=25, untold=0, left_out={"superseded": 7, "unfinished": 25})
     assert (errors(probed).value, errors(probed).note) == ("25", "20.0 % of 125")
     assert next(tile for tile in tiles(probed, {}) if tile.key == "requests").value == "125"
     every = errors(replace(probed, counted=0))
