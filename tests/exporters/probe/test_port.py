@@ -33,7 +33,7 @@ class Records:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, with a free one behind it."""
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -150,9 +150,7 @@ def test_ipv6_is_served(collector: ProbeCollector) -> None:
         port.close()
 
 
-def test_clients_that_hang_take_neither_all_threads_nor_the_scrapes(
-    served: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_hang_take_neither_all_threads_nor_the_scrapes(served: Port) -> None:
     before = threading.active_count()
     hanging = [socket.create_connection(("127.0.0.1", served.number)) for _ in range(40)]
     try:

@@ -19,7 +19,7 @@ from vllm_slo.exporters.probe import collector as collecting
 from vllm_slo.exporters.probe.collector import Identity, ProbeCollector
 from vllm_slo.exporters.probe.life import DECODE, PREEMPTED, PREFILL, QUEUED
 from vllm_slo.exporters.probe.meters import Buckets, Cell, Meters
-from vllm_slo.exporters.probe.objectives import SLIS, Objective, thresholds
+from vllm_slo.exporters.probe.objectives import SLIS, Objective, read, thresholds
 from vllm_slo.exporters.probe.series import ENGINE_LABELS, PREFIX, SERIES
 from vllm_slo.exporters.probe.worker import Allocator
 from vllm_slo.exporters.schema import ENGINE_SAMPLES
@@ -30,6 +30,16 @@ BUCKETS = Buckets.of((("short", 4096), ("medium", 32768), ("long", None)))
 WHO = Identity("llama", "general", "0", "0.1.0", "0.32.0")
 SECOND = 1_000_000_000
 NOW_NS, EPOCH_NS = 5_000 * SECOND, 1_800_000_000 * SECOND
+
+
+SLO_FILE = """
+slos:
+  - name: chat-ttft
+    sli: time_to_first_token
+    threshold_seconds: 0.5
+    objective: 0.99
+    bucket: short          # optional, as are model, shard and priority
+"""
 
 
 def page() -> str:
@@ -66,6 +76,27 @@ def page() -> str:
             "| series | kind | labels | meaning |",
             "| --- | --- | --- | --- |",
             *rows,
+            "",
+            "## The SLO file",
+            "",
+            "`VLLM_SLO_FILE` names it. Each threshold becomes a bound of its histogram, so the share of good requests "
+            "is exact, and requests in flight that are beyond it already are counted before they end.",
+            "",
+            "```yaml",
+            SLO_FILE.strip(),
+            "```",
+            "",
+            f"`sli` is one of {', '.join(f'`{sli}`' for sli in SLIS)}. `model`, `shard`, `bucket` and `priority` "
+            "choose whom it is for; what is left out chooses all. JSON of the same form works as well. A file "
+            "with faults is told in vLLM's log, every fault at once, and the server runs on with default bounds.",
+            "",
+            "The share of requests within an objective, and those that have lost it already:",
+            "",
+            "```promql",
+            'sum(rate(vllm_slo_time_to_first_token_seconds_bucket{bucket="short", le="0.5"}[5m]))',
+            '  / sum(rate(vllm_slo_time_to_first_token_seconds_count{bucket="short"}[5m]))',
+            'sum(vllm_slo_requests_in_flight_past_objective{objective="chat-ttft"})',
+            "```",
             "",
         ]
     )
@@ -164,6 +195,12 @@ def test_the_page_of_series_is_generated_from_the_table(request: pytest.FixtureR
     if request.config.getoption("--rewrite-golden"):
         PAGE.write_text(page())
     assert PAGE.read_text() == page(), "run pytest --rewrite-golden tests/exporters/probe/test_series.py"
+
+
+def test_the_slo_file_of_the_page_is_read(tmp_path: Path) -> None:
+    (tmp_path / "slos.yaml").write_text(SLO_FILE)
+    expected = Objective("chat-ttft", "time_to_first_token", 0.5, 0.99, bucket="short")
+    assert read(tmp_path / "slos.yaml", BUCKETS.names) == (expected,)
 
 
 def test_names_are_of_the_house() -> None:
