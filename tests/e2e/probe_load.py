@@ -78,7 +78,7 @@ def overload(prefix: str, seconds: float, rate: float, seed: int, cancelled: flo
         elif kind == "medium":
             tokens, output = draw.randint(4_200, 9_000), draw.randint(8, 32)
         else:
-            tokens, output = draw.randint(16, 700), draw.randint(16, 64)
+            tokens, output = draw.randint(16, 700), draw.randint(40, 160)
         shared = 96 if kind == "short" and tokens > 200 and draw.random() < 0.3 else 0
         jobs.append((f"{prefix}-{len(jobs):04}", prompt(seed * 100_003 + len(jobs), tokens, shared), output, at))
     gone = set(draw.sample(range(len(jobs)), round(cancelled * len(jobs))))

@@ -1,8 +1,9 @@
 """What the parts of a request must be, computed from a full log of the scheduler's steps in the plainest way.
 
-The log is the `witness`'s, which knows nothing of the probe. Each rule is that of the definitions: after a step the
-scan stopped for one reason, which is found from what was left: blocks were asked for in vain or a request was preempted
--> KV blocks; no budget left -> token budget; the cap reached -> sequence cap.
+There are two such logs: the `witness`'s, which knows nothing of the probe, and the probe's own step log, in which the
+reasons are the probe's and the times those of its clock. In the first each rule is that of the definitions: after a
+step the scan stopped for one reason, which is found from what was left: blocks were asked for in vain or a request was
+preempted -> KV blocks; no budget left -> token budget; the cap reached -> sequence cap.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Log:
     steps: list[Step] = field(default_factory=list)
     added: dict[str, int] = field(default_factory=dict)
     ended_early: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, str] = field(default_factory=dict)
+    """Reasons, of the probe's log alone."""
     walks: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
 
     @property
@@ -75,6 +78,29 @@ def read(path: Path) -> Log:
             last_end = line["at"]
         elif "walk" in line:
             log.walks.append((line["probe"], line["walk"]))
+    return log
+
+
+def read_step_log(path: Path) -> Log:
+    """The file that VLLM_SLO_STEP_LOG names."""
+    log = Log()
+    preempted: dict[str, int] = {}
+    for text in path.read_text().splitlines():
+        line = json.loads(text)
+        event = line["event"]
+        if event == "added":
+            log.added[line["id"]] = line["at_ns"]
+        elif event == "preempted":
+            preempted[line["id"]] = line["lost_tokens"]
+        elif event == "schedule":
+            reason = "" if line["reason"] == "nothing" else f"queue_{line['reason']}"
+            prefill = dict.fromkeys(line["prefilling"], 0)
+            log.steps.append(Step(line["start_ns"], line["tokens"], prefill, reason, preempted))
+            preempted = {}
+        elif event == "update":
+            log.steps[line["step"] - 1].end = line["end_ns"]
+        elif event == "ended":
+            log.ended[line["id"]] = line["reason"]
     return log
 
 

@@ -44,6 +44,7 @@ class Truth:
     counters: dict[str, float]
     stock: dict[str, Span]
     log: recomputed.Log
+    step_log: recomputed.Log
 
 
 @pytest.fixture(scope="module", params=[pytest.param(30.0, id="short"), pytest.param(90.0, marks=pytest.mark.slow)])
@@ -65,6 +66,8 @@ def truth(
         seen = send(server.url, overload("truth", request.param, PER_SECOND, seed=11))
         wait_until(lambda: idle(server.url), "the server does not come to rest")
         rows_of(lake, seen)
+        ended = '"event": "ended"'
+        wait_until(lambda: server.step_log.read_text().count(ended) >= len(seen), "the step log is not complete")
         after = counters(server.url)
         wait_until(lambda: len(kept(copy, "llm_request")) >= sum(not each.given_up for each in seen), "spans missing")
         yield Truth(
@@ -75,6 +78,7 @@ def truth(
             {name: value - before.get(name, 0.0) for name, value in after.items()},
             {attribute(span, "gen_ai.request.id"): span for span in kept(copy, "llm_request")},
             recomputed.read(server.witness_log),
+            recomputed.read_step_log(server.step_log),
         )
 
 
@@ -164,6 +168,26 @@ def test_the_parts_of_every_request_sum_to_the_nanosecond(truth: Truth) -> None:
         assert sum(parts[stem] for stem in PREFILL_PARTS) == row["prefill"], row
         later = sum(row[stem] - row[f"{stem}_before_first_token"] for stem in ("preempted", "recompute"))
         assert sum(parts[stem] for stem in DECODE_PARTS) + later == row["decode"], row
+
+
+def test_what_blocked_the_queue_agrees_with_the_probes_own_step_log(truth: Truth) -> None:
+    """The same clock, so to the nanosecond, where 1 % is asked for."""
+    for row in truth.rows.values():
+        parts = recomputed.queue_parts(truth.step_log, row["engine_request_id"])
+        if parts is not None:
+            assert {stem: row[stem] for stem in parts} == parts, row
+
+
+def test_the_probes_step_log_tells_what_the_scheduler_did(truth: Truth) -> None:
+    assert truth.step_log.added.keys() == truth.log.added.keys()
+    assert len(truth.step_log.steps) == len(truth.log.steps)
+    for said, done in zip(truth.step_log.steps, truth.log.steps, strict=True):
+        assert (said.tokens, said.preempted) == (done.tokens, done.preempted)
+        assert said.stopped_by in ("", done.stopped_by), (said, done)
+        assert abs(said.start - done.start) <= MILLISECOND
+        if said.stopped_by == "":
+            continue
+        assert said.prefill.keys() & said.tokens.keys() == done.prefill.keys(), (said, done)
 
 
 def test_what_blocked_the_queue_agrees_with_the_log_of_every_step(truth: Truth) -> None:

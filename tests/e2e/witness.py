@@ -26,7 +26,7 @@ from typing import Any
 
 BUCKETS = {"short": 600, "medium": 8192, "long": 1 << 40}
 """Largest prompt of each, such that the loads of the tests have some in all three."""
-WALK_SHARE = 0.1
+WALK_SHARE = 0.3
 """Of the updates, how many are followed by a walk over every block."""
 
 
