@@ -9,21 +9,27 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
+from fixtures import probe_lake
 from fixtures.latency_lake import fill, recorded
+from vllm_slo.analytics.blocked import REASONS, blocked
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.extent import extent
 from vllm_slo.analytics.lake import Lake
+from vllm_slo.analytics.parts import Tail
 from vllm_slo.analytics.percentiles import QUANTILES, percentiles
 from vllm_slo.analytics.phases import PARTS, phases
 from vllm_slo.analytics.query import connect
 from vllm_slo.analytics.selection import Selection
-from vllm_slo.dashboards.units import quantile_text, seconds_text
+from vllm_slo.dashboards import names
+from vllm_slo.dashboards.units import percent_text, quantile_text, seconds_text
+from vllm_slo.exporters.records import QUEUE_PARTS
 from vllm_slo.page import LAKE_VARIABLE
 from vllm_slo.serving.app import command, free_port
 
@@ -31,9 +37,22 @@ pytestmark = pytest.mark.browser
 
 HOST = "127.0.0.1"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
-COMPLETE = (
-    "document.querySelector('.slo-health') && [...document.querySelectorAll('.js-plotly-plot')].length === 3"
-    " && [...document.querySelectorAll('.js-plotly-plot')].every(plot => plot.querySelector('.cartesianlayer .xy'))"
+
+
+def drawn(plots: int) -> str:
+    """An expression that holds once the page is there with all of its figures."""
+    return (
+        "document.querySelector('[data-section=health]')"
+        f" && document.querySelectorAll('.js-plotly-plot').length === {plots}"
+        " && [...document.querySelectorAll('.js-plotly-plot')].every(plot => plot.querySelector('.cartesianlayer .xy'))"
+    )
+
+
+COMPLETE = drawn(4)
+PROBED = drawn(8)
+CUT = (
+    "[...document.querySelectorAll('.slo-heat .scroll, .slo-health .scroll')]"
+    ".filter(e => e.scrollWidth > e.clientWidth).length"
 )
 
 
@@ -174,12 +193,89 @@ def test_tables_are_whole_at_every_width_and_times_are_utc_in_every_zone(
         narrow = context.new_page()
         narrow.goto(address)
         narrow.wait_for_function(COMPLETE, timeout=60_000)
-        cut = "[...document.querySelectorAll('.slo-heat .scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
-        assert narrow.evaluate(cut) == 0
+        assert narrow.evaluate(CUT) == 0
         (start,) = re.findall(r"30 Nov 2026 (\d\d:\d\d) –", text_of(narrow, ".slo-title"))
         ticks = narrow.locator(".js-plotly-plot .xtick text").all_text_contents()
         assert any(tick.strip().startswith(start[:2]) for tick in ticks), (start, ticks)
         narrow.screenshot(path=tmp_path / f"{width}.png", full_page=True)
+    finally:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("probed") / "lake"
+    lake = probe_lake.fill(folder, probe_lake.told(3000, seed=41), Buckets())
+    for shard in ("a", "b"):
+        lake.append("engine_samples", probe_lake.samples(shard, 3600))
+    lake.append("engine_samples", probe_lake.samples("stock", 240, "scrape", every=15.0))
+    server = Server(folder)
+    yield server.address, folder
+    assert "Traceback" not in server.stop()
+
+
+def test_what_blocked_the_queue_is_shown_as_computed_for_the_tail_and_for_all(
+    page: Page, probed: tuple[str, Path], tmp_path: Path
+) -> None:
+    address, folder = probed
+    complaints = visited(page, address, PROBED)
+    connection = connect(Lake.open(folder, create=False), Buckets())
+    whole = extent(connection)
+    assert whole is not None
+    selection = Selection.around(whole.start, whole.end)
+    slow = phases(connection, selection, "rows")
+    assert slow is not None
+    tail = blocked(connection, selection, "rows", Tail("request_duration", slow.tail_from))
+    every = blocked(connection, selection, "rows")
+    assert tail.overall is not None
+    assert every.overall is not None
+    leading = tail.overall.leading
+    assert leading is not None
+    heading = text_of(page, "[data-section=blocked] h3")
+    assert heading.startswith(f"{percent_text(tail.overall.share(leading))} of tail queue time: {names.QUEUE[leading]}")
+    for group, table, button in (("tail", tail, "The tail"), ("all", every, "All requests")):
+        page.get_by_role("radio", name=button, exact=True).click()
+        page.wait_for_selector(f"[data-blocked={group}]")
+        for (shard, bucket), cell in table.cells.items():
+            text = text_of(page, f"[data-blocked={group}] [data-cell='{shard}|{bucket}']")
+            known = f", {cell.known:,} known" if cell.known < cell.rows else ""
+            assert text.startswith(seconds_text(cell.mean_queue))
+            assert text.endswith(f"n={cell.rows:,}{known}")
+            assert ("reason unknown" in text) == (cell.known == 0)
+        page.wait_for_function(PROBED)
+        strips = page.locator(".js-plotly-plot").nth(2).inner_text()
+        for reason in QUEUE_PARTS:
+            assert table.overall is not None
+            if table.overall.of(reason):
+                assert seconds_text(table.overall.of(reason) / 1e9) in strips
+    bars = page.locator(".js-plotly-plot").nth(1).inner_text()
+    for overall in (tail.overall, every.overall):
+        assert all(seconds_text(overall.mean(reason)) in bars for reason in REASONS)
+    page.screenshot(path=tmp_path / "probed.png")
+    assert complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [800, 1400])
+def test_the_sections_of_the_probe_fit_every_width_and_theme(
+    page: Page, probed: tuple[str, Path], tmp_path: Path, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    address, _ = probed
+    assert page.context.browser is not None
+    context = page.context.browser.new_context(viewport={"width": width, "height": 5000}, color_scheme=scheme)
+    try:
+        seen = context.new_page()
+        complaints = visited(seen, address, PROBED)
+        assert seen.evaluate(CUT) == 0
+        overlong = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        assert not seen.evaluate(overlong)
+        headings = seen.locator(".slo-section h3").all_inner_texts()
+        assert len(headings) == 9
+        assert "did not finish" in headings[4]
+        assert "of used slots empty" in headings[6]
+        assert "preemptions of" in headings[7]
+        seen.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
+        assert complaints == []
     finally:
         context.close()
 
