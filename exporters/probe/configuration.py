@@ -26,8 +26,10 @@ SECTIONS: tuple[str, ...] = (
     "compilation_config",
 )
 """Parts of vLLM's VllmConfig; a value of any is named ``<part>.<field>``."""
-PRIVATE = ("token", "key", "secret", "password", "credential", "header", "template")
+PRIVATE = ("auth", "key", "secret", "password", "credential", "header", "template", "hf_token", "api_token")
 """Fields with these words in their names are left out: they may hold secrets or prompts."""
+PASSING = ("port", "_ip", "host", "_time", "traced_files", "cache_dir", "instance_id", "engine_id")
+"""So are these: they differ from one start to the next, or while it runs, and say nothing of how it is configured."""
 LONGEST = 200
 
 
@@ -57,7 +59,7 @@ def _plain(part: Any) -> dict[str, str]:
     found = {}
     for name in names:
         value = getattr(part, name, None)
-        if name.startswith("_") or any(word in name for word in PRIVATE) or value is None:
+        if name.startswith("_") or any(word in name for word in (*PRIVATE, *PASSING)) or value is None:
             continue
         if isinstance(value, list | tuple | set | frozenset):
             value = sorted(value, key=str) if isinstance(value, set | frozenset) else list(value)

@@ -41,6 +41,7 @@ class Engine:
         self.accounting = Accounting(self.meters, self._done)
         self.scan = Scan(scheduler, process.row)
         self.waiting = 0
+        self.off = False
         self.watch: Watch | None = None
         self.sample: Callable[..., Any] = guarded("engine.sample", self._sample)
         self.step_log: StepLog | None = None
@@ -59,6 +60,11 @@ class Engine:
         if self.step_log is not None:
             self.step_log.write("ended", id=life.engine_request_id, reason=life.finish_reason, at_ns=life.end_ns)
         self._put(EngineRecord(life, self.name, self._random_ids))
+
+    def switch_off(self) -> None:
+        """No more samples, and nobody is in flight any more as far as the series know."""
+        self.off = True
+        self.accounting.in_flight.clear()
 
     # Between steps
 

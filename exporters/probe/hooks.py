@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +26,13 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         return
     setattr(scheduler_class, WRAPPED, True)
     on = True
+    engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
     def gone() -> None:
         nonlocal on
         on = False
+        for engine in engines:
+            engine.switch_off()
 
     def hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return guarded(f"engine.{name}", function, gone)
@@ -43,6 +47,8 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
             return scheduler.__dict__[STATE]
         except KeyError:
             engine = scheduler.__dict__[STATE] = made(scheduler)
+            if engine is not None:
+                engines.add(engine)
             return engine
 
     def replace(owner: Any, name: str, make_wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -39,7 +39,7 @@ class Watch:
     def second(self) -> bool:
         """In the thread of the outbox, each second. False when the scheduler is gone."""
         scheduler = self._scheduler()
-        if scheduler is None:
+        if scheduler is None or self._engine.off:
             return False
         self._compare_configuration(scheduler)
         now_ns = monotonic_ns()
