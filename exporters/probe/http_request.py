@@ -47,6 +47,7 @@ class HttpRequest:
         "engine_sides",
         "first_byte_ns",
         "linked",
+        "own_id",
         "rejection",
         "request_id",
         "route",
@@ -68,7 +69,8 @@ class HttpRequest:
         self.start_ns = time.time_ns()
         self.began_ns = time.monotonic_ns()
         self.route = route
-        self.request_id = request_id or f"edge-{os.getpid():x}-{self.start_ns:x}-{next(_numbers):x}"
+        self.own_id = f"edge-{os.getpid():x}-{self.start_ns:x}-{next(_numbers):x}"
+        self.request_id = request_id or self.own_id
         self.tenant = tenant
         self.trace_headers = trace_headers
         self.status = 0
@@ -127,7 +129,14 @@ class HttpRequest:
         attributes[REQUEST_ID] = self.request_id
         if (outcome := self.outcome()) is not None:
             attributes[records.key("finish_reason")] = outcome
-        end = self.start_ns + max(self.end_ns - self.began_ns, 0)
         return SpanData(
-            records.EDGE_REQUEST, self.start_ns, end, attributes, trace_headers=self.trace_headers, error=self.error
+            records.EDGE_REQUEST,
+            self.start_ns,
+            self.start_ns + max(self.end_ns - self.began_ns, 0),
+            attributes,
+            trace_headers=self.trace_headers,
+            # Span ids are made of it: of the client's id they would be the same for requests that it sends again, and
+            # of nothing they would be others when the record is sent again.
+            engine_request_id=self.own_id,
+            error=self.error,
         )

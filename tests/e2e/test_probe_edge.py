@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -79,6 +80,25 @@ def server(python: str, folder: Path, sink: Recorder, arguments: Sequence[str]) 
         environment=environment,
     ) as running:
         yield running.url
+
+
+def as_vllm_serve(python: str, folder: Path) -> str:
+    """An interpreter that runs `vllm serve`, which alone knows `--api-server-count`, for the module it is told to run.
+
+    The command asks for the metadata of a distribution called vllm, builds for the CPU are called otherwise; and vLLM
+    takes the platform from that version.
+    """
+    known = [python, "-c", "from importlib.metadata import version; version('vllm')"]
+    named = subprocess.run(known, capture_output=True, check=False).returncode == 0
+    metadata = folder / "site" / "vllm-0+cpu.dist-info"
+    metadata.mkdir(parents=True)
+    if not named:
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0+cpu\n")
+    script = folder / "python"
+    path = f"export PYTHONPATH={metadata.parent}:$PYTHONPATH"
+    script.write_text(f'#!/bin/sh\n{path}\nshift 2\nexec {python} -m vllm.entrypoints.cli.main serve "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 def ordinary() -> list[Call]:
@@ -195,11 +215,6 @@ def test_every_request_of_every_client_is_recorded_with_its_outcome_and_none_twi
     assert counts["abort"] >= 10
 
 
-def test_ids_of_spans_are_unique(run: Run) -> None:
-    spans = [*run.recorded.named(FRONTEND), *run.recorded.named(EDGE)]
-    assert len({(span.trace_id, span.span_id) for span in spans}) == len(spans)
-
-
 def test_status_route_tenant_and_disconnection_are_the_clients(run: Run) -> None:
     records = run.records()
     for each in run.seen:
@@ -265,35 +280,35 @@ def test_a_disconnection_reaches_vllm_as_soon_as_without_the_middleware(run: Run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("two API servers", ("--middleware", MIDDLEWARE, "--api-server-count", "2")),
-        ("no middleware", ()),
-    ],
-)
-def test_several_api_servers_and_none_with_the_middleware_lose_and_double_nothing(
-    vllm_python: str, tmp_path: Path, name: str, arguments: tuple[str, ...]
-) -> None:
-    with recorder() as sink, server(vllm_python, tmp_path, sink, arguments) as url:
-        if arguments:
-            assert differences(drive(url, sink)) == {}
-            assert len({span.resource["vllm.process_id"] for span in sink.named(STOCK)}) == 2, "both had requests"
-            return
-        seen = send(url, [*special(), *burst()], 1000)
-        metrics = httpx.get(url + "/metrics").text
-        refused = sum(
+def test_two_api_servers_lose_and_double_nothing(vllm_python: str, tmp_path: Path) -> None:
+    arguments = ("--middleware", MIDDLEWARE, "--api-server-count", "2")
+    # Made before the interpreter is wrapped.
+    build_model(vllm_python, ROOT / ".cache" / MODEL_NAME)
+    with recorder() as sink, server(as_vllm_serve(vllm_python, tmp_path), tmp_path, sink, arguments) as url:
+        run = drive(url, sink)
+        assert differences(run) == {}, differences(run)
+        assert len({span.resource["vllm.process_id"] for span in sink.named(STOCK)}) == 2, "both had requests"
+
+
+@pytest.mark.slow
+def test_without_the_middleware_refusals_are_still_counted_and_once(vllm_python: str, tmp_path: Path) -> None:
+    with recorder() as sink, server(vllm_python, tmp_path, sink, ()) as url:
+        staying = [call for call in special() if call.leave_after_pieces is None]
+        seen = send(url, [*staying, *burst()], 1000)
+        page = httpx.get(url + "/metrics").text
+        theirs = sum(
             float(line.rsplit(" ", 1)[1])
-            for line in metrics.splitlines()
+            for line in page.splitlines()
             if line.startswith("vllm:") and "admission" in line and "reject" in line and "_created" not in line
         )
-        clients = sum(each.answer == 503 for each in seen)
-        assert clients == refused > 0
-        wait_until(lambda: len(sink.named(EDGE)) >= clients, "refusals are missing", 20)
-        time.sleep(3)
-        edge = sink.named(EDGE)
-        assert len(edge) == clients
-        assert {record.attributes["admission_rejection"] for record in edge} == {"max_num_queued_reqs"}
-        assert {record.attributes["http_status"] for record in edge} == {503}
-        expected = Counter(reason for each in seen if each.answer == 200 for reason in each.outcomes)
-        assert Counter(record.attributes[OUTCOME] for record in sink.named(FRONTEND)) == expected
+        refused = sum(each.answer == 503 for each in seen)
+        assert refused == theirs > 0
+        wait_until(lambda: len(sink.named(EDGE)) >= refused, "refusals are missing", 20)
+        time.sleep(3)  # whatever comes twice would come by now
+    edge = sink.named(EDGE)
+    assert len(edge) == refused
+    assert {record.attributes["admission_rejection"] for record in edge} == {"max_num_queued_reqs"}
+    assert {record.attributes["http_status"] for record in edge} == {503}
+    assert not any("http_route" in record.attributes for record in sink.named(FRONTEND))
+    expected = Counter(reason for each in seen if each.answer == 200 for reason in each.outcomes)
+    assert Counter(record.attributes[OUTCOME] for record in sink.named(FRONTEND)) == expected

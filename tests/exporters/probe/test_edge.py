@@ -213,6 +213,19 @@ def test_a_request_without_an_id_gets_one_of_its_own(served: Served) -> None:
     assert all(name.startswith("edge-") for name in ids)
 
 
+def test_a_record_that_is_sent_again_has_the_same_ids_and_a_request_that_is_sent_again_has_others(
+    served: Served,
+) -> None:
+    origins = []
+    for _ in range(2):
+        served.post(status=503, headers={"X-Request-Id": "same"})
+        http = served.record()
+        assert http.span() == http.span()
+        origins.append(http.span().engine_request_id)
+    assert None not in origins
+    assert len(set(origins)) == 2
+
+
 def test_what_the_application_raises_passes_through_and_counts_as_failed(served: Served) -> None:
     assert served.post(**{"raise": "any"}).status_code == 500
     found = columns(served.record())
