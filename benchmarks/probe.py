@@ -33,20 +33,20 @@ DEAD_RECEIVER = "http://127.0.0.1:9"
 
 def hot_path(python: str, core: int, quick: bool) -> dict[str, Any]:
     """Figures of the hooks alone."""
-    steps = ["--blocks", "8", "--length", "20"] if quick else ["--blocks", "80", "--length", "25"]
-    wide = ["--blocks", "4", "--length", "10"] if quick else ["--blocks", "80", "--length", "8"]
-    few = ["--blocks", "10"] if quick else ["--blocks", "60"]
+    found: dict[str, Any] = {"steps": {}, "requests": {}}
     waiting = ["0", "1000"] if quick else ["0", "1000", "10000"]
-    found: dict[str, Any] = {"steps": {}}
-    for kind in ([], ["--asynchronous"]):
+    for kind in ([],) if quick else ([], ["--asynchronous"]):
         name = "AsyncScheduler" if kind else "Scheduler"
-        narrow = _child(python, core, "steps", "--running", "1", "64", "--waiting", *waiting, *steps, *kind)
-        found["hooks"] = narrow.pop("hooks")
-        broad = _child(python, core, "steps", "--running", "512", "--waiting", *waiting, *wide, *kind)
-        broad.pop("hooks")
-        found["steps"][name] = {**narrow, **broad}
-        found.setdefault("requests", {})[name] = _child(python, core, "requests", *few, *kind)
-    found["sample"] = _child(python, core, "sample", "--running", "64", "512", *few)
+        steps: dict[str, Any] = {}
+        for running, repeat in (("64", 12),) if quick else (("1", 80), ("64", 80), ("512", 40)):
+            steps |= _child(
+                python, core, "steps", "--running", running, "--waiting", *waiting, "--blocks", str(repeat), *kind
+            )
+        found["hooks"] = steps.pop("hooks")
+        found["steps"][name] = steps
+        found["requests"][name] = _child(python, core, "requests", "--blocks", "10" if quick else "60", *kind)
+    running = ["512"] if quick else ["64", "512"]
+    found["sample"] = _child(python, core, "sample", "--running", *running, "--blocks", "20" if quick else "100")
     found["memory"] = _child(python, core, "memory", "--count", "20000" if quick else "200000")
     sixty_four = [
         cost["us"] for steps in found["steps"].values() for name, cost in steps.items() if name.startswith("64 ")
@@ -88,6 +88,8 @@ def _child(python: str, core: int, *arguments: str) -> dict[str, Any]:
             errors.seek(0)
             raise SystemExit(f"probe_hot_path.py {' '.join(arguments)} failed:\n{errors.read()[-3000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if arguments[0] != "steps":
+        del result["hooks"]
     return result
 
 
