@@ -1,11 +1,9 @@
-"""Rows that are new to the lake: retries removed, further completions of one request marked. Exact.
+"""Rows that are new to the lake: retries removed, further rows of one request marked (see siblings). Exact.
 
 Two rows are the same span when trace id, span id and start time are equal and they are of the same day; among rows that
 come together, the ids alone decide. A sender that tries again sends the same start time, so every retry is found,
 however late, while the row is in the lake. Not found: ids that come again with another start time, and a retry of a row
-whose start time is implausible (such rows are of the day of their receipt) that comes on another day. A row is a
-further completion (n > 1) when request id, start time and service instance equal those of an earlier row with another
-span id.
+whose start time is implausible (such rows are of the day of their receipt) that comes on another day.
 
 A Bloom filter for each day of start time says "surely new" for nearly every row; whatever it suspects is looked up in
 the lake's files, in the row groups whose time range holds the suspect's start time. So the filter decides only what is
@@ -20,12 +18,15 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vllm_slo.analytics import parquet
 from vllm_slo.analytics.bloom import Bloom, Hashes, Keys, mix
 from vllm_slo.analytics.datafile import DataFile, Writer
+from vllm_slo.analytics.judgement import marked
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.parquet import SOURCES
+from vllm_slo.analytics.siblings import COLUMNS, DUPLICATE, Identity, Siblings, identities
 
 MEMORY_BYTES = 128 << 20
 DIRECT_SHARE = 50
@@ -81,8 +82,8 @@ class Dedup:
     def check(self, table: str, rows: pa.Table) -> Checked:
         """What of the rows is new to the table as it is now.
 
-        The first of equal rows stays, in the order given; duplicates are removed. For `requests`, a further completion
-        without a quality mark gets `shared_request_id`. Rows without ids are kept.
+        The first of equal rows stays, in the order given; duplicates are removed. Rows of `requests` get the mark that
+        `siblings` gives them, unless they carry one that is tried earlier. Rows without ids are kept.
         """
         version = self._lake.refresh(table)
         self._checks += 1
@@ -189,32 +190,31 @@ class Dedup:
         at = np.flatnonzero(suspects)
         picked = rows.take(pa.array(at))
         times = np.unique(_times(picked))
-        ids: set[tuple[bytes, bytes]] = set()
-        firsts: dict[tuple[str, int, str | None], set[bytes]] = {}
+        known = Siblings()
         for day in {str(d) for d in picked["day"].unique().to_pylist()}:
             for file in files.get(day, []):
                 for row in self._rows_at(table, file, times):
-                    _note(row, ids, firsts)
-        drop, mark = np.zeros(rows.num_rows, dtype=bool), np.zeros(rows.num_rows, dtype=bool)
-        for place, row in zip(at, _identities(picked), strict=True):
-            trace, span, time, request, instance = row
-            if trace is not None and span is not None and (trace, span) in ids:
+                    known.note(row)
+        drop = np.zeros(rows.num_rows, dtype=bool)
+        marks: dict[str, list[int]] = {}
+        for place, row in zip(at, identities(picked, _times(picked).tolist()), strict=True):
+            verdict = known.verdict(row)
+            if verdict == DUPLICATE:
                 drop[place] = True
                 continue
-            others = firsts.get((request, time, instance), set()) if request is not None else set()
-            mark[place] = bool(others - {span})
-            _note(row, ids, firsts)
-        return _applied(rows, drop, mark, version)
+            if verdict is not None:
+                marks.setdefault(verdict, []).append(int(place))
+            known.note(row if verdict is None else row._replace(quality=verdict))
+        return _applied(rows, drop, marks, version)
 
-    def _rows_at(self, table: str, file: DataFile, times: npt.NDArray[np.int64]) -> list[_Identity]:
+    def _rows_at(self, table: str, file: DataFile, times: npt.NDArray[np.int64]) -> list[Identity]:
         """Identities of a file's rows that start at one of the times, reading no row group without any."""
         if file.low is not None and file.high is not None and not _any_between(times, _us(file.low), _us(file.high)):
             return []
         filesystem, path = self._lake.filesystem(table, file)
-        found: list[_Identity] = []
-        columns = ["start_time", "trace_id", "span_id"]
-        columns += ["request_id", "service_instance_id"] if table == "requests" else []
+        found: list[Identity] = []
         with parquet.opened(filesystem, path) as stored:
+            columns = [name for name in COLUMNS if name in stored.schema_arrow.names]
             place = stored.schema_arrow.get_field_index("start_time")
             for group in range(stored.num_row_groups):
                 statistics = stored.metadata.row_group(group).column(place).statistics
@@ -222,49 +222,21 @@ class Dedup:
                     continue
                 hits = np.flatnonzero(np.isin(_times(stored.read_row_group(group, columns=["start_time"])), times))
                 if len(hits):
-                    found += _identities(stored.read_row_group(group, columns=columns).take(pa.array(hits)))
+                    rows = stored.read_row_group(group, columns=columns).take(pa.array(hits))
+                    found += identities(rows, _times(rows).tolist())
         return found
 
 
-_Identity = tuple[bytes | None, bytes | None, int, str | None, str | None]
-
-
-def _note(row: _Identity, ids: set[tuple[bytes, bytes]], firsts: dict[tuple[str, int, str | None], set[bytes]]) -> None:
-    trace, span, time, request, instance = row
-    if trace is None or span is None:
-        return
-    ids.add((trace, span))
-    if request is not None:
-        firsts.setdefault((request, time, instance), set()).add(span)
-
-
-def _identities(rows: pa.Table) -> list[_Identity]:
-    """trace id, span id, start time in microseconds, request id, instance of each row (null where there is none)."""
-    empty: list[None] = [None] * rows.num_rows
-    names = rows.schema.names
-    return list(
-        zip(
-            rows["trace_id"].to_pylist(),
-            rows["span_id"].to_pylist(),
-            _times(rows).tolist(),
-            rows["request_id"].to_pylist() if "request_id" in names else empty,
-            rows["service_instance_id"].to_pylist() if "request_id" in names else empty,
-            strict=True,
-        )
-    )
-
-
-def _applied(rows: pa.Table, drop: Mask, mark: Mask, version: int) -> Checked:
+def _applied(rows: pa.Table, drop: Mask, marks: dict[str, list[int]], version: int) -> Checked:
+    before = rows["quality"] if "shared_request_id" in marks else None
+    for reason, places in marks.items():
+        chosen = np.zeros(rows.num_rows, dtype=bool)
+        chosen[places] = True
+        rows = marked(rows, chosen, reason)
     shared = 0
-    if mark.any():
-        place = rows.schema.get_field_index("quality")
-        unmarked = np.asarray(rows["quality"].is_null().to_numpy(), dtype=bool)
-        shared = int((mark & unmarked & ~drop).sum())
-        quality = pa.array(
-            np.where(mark & unmarked, "shared_request_id", np.array(rows["quality"].to_pylist(), dtype=object)),
-            type=pa.string(),
-        )
-        rows = rows.set_column(place, rows.schema.field(place), quality)
+    if before is not None:
+        changed = pc.fill_null(pc.not_equal(rows["quality"], pc.fill_null(before, "")), False)
+        shared = int(pc.sum(pc.and_(changed, pc.equal(rows["quality"], "shared_request_id"))).as_py() or 0)
     return Checked(rows.filter(pa.array(~drop)) if drop.any() else rows, int(drop.sum()), shared, version)
 
 
@@ -288,15 +260,28 @@ def _id_hashes(rows: pa.Table) -> Hashes:
 
 
 def _sibling_hashes(rows: pa.Table) -> Hashes:
-    """Of start time and request id (its last 32 bytes); of the span id where there is no request id."""
+    """Of start time and request id (its last 32 bytes); of the ids where there is no request id.
+
+    Of the ids also for `superseded` rows of which nothing but one row of the probe comes with them: that one stands
+    for both, and neither need be looked up for the other.
+    """
     column = rows["request_id"]
     hashes = mix(_times(rows).view(np.uint64))
     for word in _tail_words(column, 4):
         hashes = mix(hashes ^ word)
-    if column.null_count:
-        absent = np.asarray(column.is_null().to_numpy(), dtype=bool)
-        hashes = np.where(absent, mix(~_id_hashes(rows)), hashes)
-    return hashes
+    alone = np.asarray(column.is_null().to_numpy(), dtype=bool) if column.null_count else None
+    if "engine_request_id" in rows.column_names and "quality" in rows.column_names:
+        beside = _is(rows, "quality", "superseded")
+        if beside.any():
+            values, counts = np.unique(hashes[~beside], return_counts=True)
+            one_row = np.intersect1d(values[counts == 1], hashes[_is(rows, "source", "probe")])
+            beside &= np.isin(hashes, one_row)
+            alone = beside if alone is None else alone | beside
+    return hashes if alone is None else np.where(alone, mix(~_id_hashes(rows)), hashes)
+
+
+def _is(rows: pa.Table, column: str, text: str) -> Mask:
+    return np.asarray(pc.fill_null(pc.equal(rows[column], text), False).to_numpy(), dtype=bool)
 
 
 def _tail_words(column: pa.ChunkedArray, words: int) -> list[Hashes]:

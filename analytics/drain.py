@@ -18,6 +18,7 @@ from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.datafile import Writer
 from vllm_slo.analytics.dedup import Dedup
 from vllm_slo.analytics.lake import CommitConflict, Lake
+from vllm_slo.analytics.merge import merge
 
 ALONE = "vllm-slo-dedup"
 """Application transaction shared by all writers that remove duplicates: of two at once, one looks again."""
@@ -47,7 +48,7 @@ class Drain:
         self._dedup = dedup or Dedup(lake)
 
     def apply(self, writer_id: str, number: int, tables: Mapping[str, pa.Table]) -> Applied:
-        """Commit the rows of one segment, given by the name of their table.
+        """Commit the rows of one segment, given by the name of their table; records of one request become one row.
 
         A writer applies its numbers in ascending order and does not go on past a number that failed: numbers at or
         below the last one committed count as replays. Replaying a segment, whole or half applied, gives the same lake.
@@ -59,11 +60,14 @@ class Drain:
         spans_in, span_doubles, _ = self._new_rows("spans", spans, writer)
         samples_in, sample_doubles = self._samples(given.get("engine_samples"), writer)
         events_in, event_doubles = self._events(given.get("events"))
-        requests_in, request_doubles, shared = self._new_rows("requests", requests, writer)
+        merged = merge(requests)
+        requests_in, request_doubles, shared = self._new_rows("requests", merged.rows, writer)
         if requests.num_rows and not self._is_applied("rollups", writer):
             kept = self._written(writer) if requests_in is None else requests_in
             if kept.num_rows:
                 self._lake.append("rollups", rollup.rows(kept, self._buckets), writer)
+        if requests_in is not None:
+            request_doubles += merged.duplicates
         return Applied(
             requests=requests_in.num_rows if requests_in is not None else 0,
             spans=spans_in.num_rows if spans_in is not None else 0,

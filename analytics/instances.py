@@ -63,28 +63,31 @@ def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tu
     where = f"{selection.within('start_time')} and {selection.engines()} and source <> 'client'"
     found: dict[str | None, Instance] = {}
     shards: dict[str | None, str | None] = {}
-    for name, kinds, mark, shard, last, count in records(
+    versions: dict[str | None, tuple[datetime, str]] = {}
+    for name, kinds, mark, resource, shard, ended, count in records(
         connection,
-        "select service_instance_id, coalesce(records, source), quality, max(shard), max(epoch_us(end_time)), count(*) "
-        f"from requests where {where} group by 1, 2, 3",
+        "select service_instance_id, coalesce(records, source), quality, resource_attributes, any_value(shard), "
+        f"epoch_us(max(end_time)), count(*) from requests where {where} group by 1, 2, 3, 4",
     ):
+        last, version = moment(ended), _version(resource)
         shards[name] = shard if shards.get(name) is None else shards[name]
-        found[name] = _with(found.get(name, Instance(name, shard, moment(last))), kinds, mark, moment(last), count)
-    versions = _versions(connection, where)
+        found[name] = _with(found.get(name, Instance(name, shard, last)), kinds, mark, last, count)
+        if version is not None:
+            versions[name] = max(versions.get(name, (last, version)), (last, version))
     sampled = _sampled(connection, selection)
     whole = []
     for name in {*found, *sampled}:
-        shard, last, probed, dropped, errors, gpu = sampled.get(name, (None, None, False, None, None, False))
+        of_shard, taken, probed, dropped, errors, gpu = sampled.get(name, (None, None, False, None, None, False))
         one = found.get(name)
-        seen = max(moment for moment in (one.last_seen if one else None, last) if moment is not None)
-        base = one or Instance(name, shard, seen)
+        seen = max(at for at in (one.last_seen if one else None, taken) if at is not None)
+        base = one or Instance(name, of_shard, seen)
         whole.append(
             Instance(
                 **{field: getattr(base, field) for field in _COUNTED},
                 name=name,
-                shard=shards.get(name) or shard,
+                shard=shards.get(name) or of_shard,
                 last_seen=seen,
-                version=versions.get(name),
+                version=versions[name][1] if name in versions else None,
                 probe_sampled=probed,
                 dropped=dropped,
                 errors=errors,
@@ -120,20 +123,10 @@ def _with(one: Instance, kinds: str, mark: str | None, last: datetime, count: in
     return Instance(one.name, one.shard, max(one.last_seen, last), **known)
 
 
-def _versions(connection: duckdb.DuckDBPyConnection, where: str) -> dict[str | None, str]:
-    """The version of the probe by instance, as the newest resource that names one says."""
-    found: dict[str | None, tuple[int, str]] = {}
-    for name, resource, last in records(
-        connection,
-        "select service_instance_id, resource_attributes, max(epoch_us(start_time)) from requests "
-        f"where {where} group by all",
-    ):
-        if resource is None or PROBE_VERSION not in resource:
-            continue
-        version = json.loads(resource).get(PROBE_VERSION)
-        if isinstance(version, str) and last >= found.get(name, (0, ""))[0]:
-            found[name] = (last, version)
-    return {name: version for name, (_, version) in found.items()}
+def _version(resource: str | None) -> str | None:
+    """The version of the probe that a resource names."""
+    version = json.loads(resource).get(PROBE_VERSION) if resource and PROBE_VERSION in resource else None
+    return version if isinstance(version, str) else None
 
 
 _Sampled = tuple[str | None, datetime, bool, float | None, float | None, bool]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import duckdb
 
 from vllm_slo.analytics.counts import Basis
-from vllm_slo.analytics.parts import nanoseconds, summed
+from vllm_slo.analytics.parts import Sums, nanoseconds, summed
 from vllm_slo.analytics.reading import records
 from vllm_slo.analytics.selection import Selection
 from vllm_slo.analytics.series import moment, start_of_step, steps
@@ -21,6 +21,7 @@ _STEMS = (
     "recompute_before_first_token",
     *DECODE_PARTS,
 )
+NO_ROWS = Sums(0, 0, 0, (0,) * len(_STEMS))
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ def preemption_cost(
     connection: duckdb.DuckDBPyConnection, selection: Selection, basis: Basis, step: timedelta
 ) -> PreemptionCost:
     """What preemption cost a selection."""
-    by_step = summed(connection, selection, basis, "decode", _STEMS, step=step)
-    parts = [sum(sums.parts[i] for sums in by_step.values()) for i in range(len(_STEMS))]
-    before = parts[2] + parts[3]
+    whole = summed(connection, selection, basis, "decode", _STEMS).get((), NO_ROWS)
+    by_step = summed(connection, selection, basis, "decode", _STEMS[:1], step=step)
+    in_decode = whole.parts[0] + whole.parts[1] - whole.parts[2] - whole.parts[3]
     preempted: dict[datetime, Preempted] = {}
     unfinished = 0
     for at, counts, *figures in records(
@@ -85,19 +86,19 @@ def preemption_cost(
         "from requests where preemptions > 0 and (quality is null or quality = 'unfinished') and source <> 'stock' "
         f"and {selection.requests()} group by 1, 2",
     ):
-        whole = [figure or 0 for figure in figures[:4]]
+        counted = [figure or 0 for figure in figures[:4]]
         if counts:
-            preempted[moment(at)] = Preempted(*whole, *(nanoseconds(time) for time in figures[4:]))
+            preempted[moment(at)] = Preempted(*counted, *(nanoseconds(time) for time in figures[4:]))
         else:
-            unfinished += whole[1]
+            unfinished += counted[1]
     known_at = {moment(key[0]) for key, sums in by_step.items() if sums.known} | set(preempted)
     times = steps(selection, step)
     return PreemptionCost(
-        rows=sum(sums.rows for sums in by_step.values()),
-        known=sum(sums.known for sums in by_step.values()),
+        rows=whole.rows,
+        known=whole.known,
         overall=_total(list(preempted.values())),
-        decode_nanoseconds=parts[0] + parts[1] - before + sum(parts[4:]),
-        in_decode_nanoseconds=parts[0] + parts[1] - before,
+        decode_nanoseconds=in_decode + sum(whole.parts[4:]),
+        in_decode_nanoseconds=in_decode,
         unfinished=unfinished,
         step=step,
         times=times,

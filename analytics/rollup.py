@@ -27,7 +27,7 @@ from vllm_slo.analytics.cells import (
     joined,
     sums,
 )
-from vllm_slo.exporters.schema import BINS_PER_OCTAVE, DATE, NON_POSITIVE_BIN, ROLLUP_METRICS, ROLLUPS, TIME
+from vllm_slo.exporters.schema import BINS_PER_OCTAVE, DATE, NON_POSITIVE_BIN, ROLLUP_METRICS, ROLLUPS, TIME, UNFINISHED
 
 LEVELS: dict[str, int] = {"minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 """Level -> its length in microseconds, finest first; each divides the next."""
@@ -39,6 +39,10 @@ HISTOGRAMS: dict[str, str] = {
     "decode": "decode_seconds",
 }
 """Metric -> column of `requests`; `time_per_output_token` is computed beside them."""
+PARTS: dict[str, str] = {
+    metric: f"{metric.removeprefix('part_')}_seconds" for metric in ROLLUP_METRICS if metric.startswith("part_")
+}
+"""Metric -> column of `requests` that only the probe fills; its sums alone are kept."""
 TOTALS: tuple[str, ...] = ("prompt_tokens", "completion_tokens")
 LABELS: tuple[str, ...] = ("shard", "model", "priority", "source", "bucket")
 
@@ -51,7 +55,7 @@ _SLICE_ROWS = 1 << 20
 def rows(requests: pa.Table, buckets: Buckets) -> pa.Table:
     """Rollup rows of all levels for rows of `requests`, in the columns of ROLLUPS.
 
-    Rows with a quality mark count only under metric `requests`, apart by that mark.
+    Rows with a quality mark count only under metric `requests`, apart by that mark, and unfinished ones as errors.
     Null values are in no histogram and no sum. Values <= 0 are in the bin NON_POSITIVE_BIN.
     time_per_output_token = decode / (completion tokens - 1), to the nearest nanosecond, for two tokens and more.
     No request gives no rows.
@@ -110,7 +114,8 @@ def _rows(requests: pa.Table, buckets: Buckets) -> pa.Table:
     counted = quality == 0
 
     pieces = [_summed("requests", places, place, quality=quality)]
-    failed = counted & _failed(requests)
+    unfinished = pc.fill_null(pc.index_in(pa.array(["unfinished"]), value_set=qualities), -1)[0].as_py()
+    failed = (counted | (quality == unfinished)) & _failed(requests)
     pieces.append(_summed("errors", places, place[failed]))
     for metric in TOTALS:
         values, valid = _values(_column(requests, metric))
@@ -119,6 +124,13 @@ def _rows(requests: pa.Table, buckets: Buckets) -> pa.Table:
     for metric, (values, valid) in _durations(requests):
         valid &= counted
         pieces.append(_summed(metric, places, place[valid], bin_=bins(values[valid]), values=values[valid]))
+
+    for metric, column in PARTS.items():
+        if column not in requests.column_names or requests[column].null_count == requests.num_rows:
+            continue
+        values, valid = _nanoseconds(_column(requests, column))
+        valid &= counted
+        pieces.append(_summed(metric, places, place[valid], values=values[valid]))
 
     columns = _label_columns(encoded, labels)
     metrics = pa.array(_METRICS)
@@ -144,7 +156,7 @@ def _durations(requests: pa.Table) -> Iterable[tuple[str, tuple[Integers, npt.ND
 def _failed(requests: pa.Table) -> npt.NDArray[np.bool_]:
     failed = pc.or_(
         pc.fill_null(pc.equal(requests["status"], "error"), False),
-        pc.is_in(requests["finish_reason"], value_set=pa.array(["error", "abort"])),
+        pc.is_in(requests["finish_reason"], value_set=pa.array(UNFINISHED)),
     )
     return np.asarray(failed.to_numpy(), dtype=bool)
 

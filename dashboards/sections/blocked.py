@@ -52,7 +52,7 @@ def blocked_section(view: View, slow: Phases | None) -> None:
     strips = blocked_strips(series, chosen.overall, view.palette)
     st.plotly_chart(strips, key="blocked_series", theme=None, config=CONFIG)
     absent = [names.QUEUE[reason] for reason in REASONS if reason != UNKNOWN and not chosen.overall.of(reason)]
-    never = f" Nobody waited for: {', '.join(absent)}." if absent else ""
+    never = f" No known wait for: {', '.join(absent)}." if absent else ""
     note(f"Seconds waited, of the requests that arrived in each {step_text(step)}, all on one scale.{never}")
     whose = "the tail" if of_tail else "all requests"
     table = blocked_table(
