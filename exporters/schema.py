@@ -366,21 +366,22 @@ ROLLUPS = Table(
 TABLES: tuple[Table, ...] = (REQUESTS, SPANS, ENGINE_SAMPLES, EVENTS, ROLLUPS)
 
 QUALITY_REASONS: dict[str, str] = {
+    "superseded": "A stock record of a request that the probe reported as well; the probe's row counts.",
+    "late_record": "A record that came when its request had been written without it; the earlier row counts.",
     "missing_milestone": "A latency or a token count that vLLM always writes is absent.",
     "uptime_sized_time": (
         "A phase is longer than the request by more than a second: vLLM subtracted a milestone that was never reached "
         "(errors, engine-side aborts)."
     ),
     "negative_time": "A phase is negative, for the same cause.",
+    "unequal_parts": "The parts of a phase, as the probe reports them, do not sum to it.",
     "end_before_start": "The span ends before it starts.",
     "clock_skew": "The span starts more than five minutes after it was received, or before 2015.",
+    "shared_request_id": "A further completion of a request with n > 1: the first one stands for the request.",
     "unfinished": (
         "The client gave up, the request failed or it was refused: it has no full latency. Counted apart, see "
         "`finish_reason` and `http_status`."
     ),
-    "superseded": "A stock record of a request that the probe reported as well; the probe's row counts.",
-    "late_record": "A record that came when its request had been written without it; the earlier row counts.",
-    "shared_request_id": "A further completion of a request with n > 1: the first one stands for the request.",
     "startup": "A start-up span of vLLM (table `spans`).",
 }
 """Reason -> what it means, in the order in which they are tried: a row carries the first that applies."""
@@ -413,14 +414,15 @@ PRECEDENCE: dict[str, tuple[str, ...]] = {
     "trace_id": ("frontend", "engine", "stock"),
 }
 """Column of `requests` -> whose value a merged row takes: the first record, in this order, that has one.
-``""`` stands for every column not named. The engine core knows when things happened, the front end what the client
+``""`` stands for every column not named; `edge` alone is never merged, `frontend+edge` is a front-end record. A stock
+row takes part where it is certain to be of the same completion, see ``analytics/merge.py``. The engine core knows when things happened, the front end what the client
 saw: a stop string ends a request in the front end and looks like an abort to the engine core."""
 
 EVENT_KINDS: tuple[str, ...] = ("configuration", "restart", "deploy", "alert", "exclusion", "note", "checklist")
 
 ROLLUP_METRICS: dict[str, str] = {
     "requests": "Rows (no bins), apart by `quality`.",
-    "errors": "Rows with status `error` or finish reason `error` or `abort` (no bins).",
+    "errors": "Rows with status `error` or a finish reason of UNFINISHED (no bins), those marked `unfinished` too.",
     "prompt_tokens": "Sum of prompt tokens (no bins).",
     "completion_tokens": "Sum of completion tokens (no bins).",
     "time_to_first_token": "Histogram of time_to_first_token_seconds.",
@@ -429,6 +431,21 @@ ROLLUP_METRICS: dict[str, str] = {
     "queue": "Histogram of queue_seconds.",
     "prefill": "Histogram of prefill_seconds.",
     "decode": "Histogram of decode_seconds.",
+    "part_queue_sequence_cap": "Sum of queue_sequence_cap_seconds, as all that follow of the probe's rows (no bins).",
+    "part_queue_token_budget": "Sum of queue_token_budget_seconds.",
+    "part_queue_kv_blocks": "Sum of queue_kv_blocks_seconds.",
+    "part_queue_deferred": "Sum of queue_deferred_seconds.",
+    "part_queue_step": "Sum of queue_step_seconds.",
+    "part_prefill_own": "Sum of prefill_own_seconds.",
+    "part_prefill_interference": "Sum of prefill_interference_seconds.",
+    "part_prefill_other": "Sum of prefill_other_seconds.",
+    "part_preempted_before_first_token": "Sum of preempted_before_first_token_seconds.",
+    "part_recompute_before_first_token": "Sum of recompute_before_first_token_seconds.",
+    "part_decode_work": "Sum of decode_work_seconds.",
+    "part_decode_interference": "Sum of decode_interference_seconds.",
+    "part_decode_slowdown": "Sum of decode_slowdown_seconds.",
+    "part_preempted": "Sum of preempted_seconds.",
+    "part_recompute": "Sum of recompute_seconds.",
 }
 
 BINS_PER_OCTAVE = 32

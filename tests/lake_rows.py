@@ -74,13 +74,18 @@ def random_requests(count: int, seed: int, start: datetime = NOON, over: timedel
                 prompt_tokens=chance.choice([None, 1, 4096, 4097, 40_000, 128_000, 500_000]),
                 completion_tokens=chance.choice([None, 0, 1, 2, 3, 700]),
                 status=chance.choice(["unset", "ok", "error", None]),
-                finish_reason=chance.choice(["stop", "abort", "error", None]),
+                finish_reason=chance.choice(["stop", "abort", "error", "rejected", None]),
                 time_to_first_token_seconds=seconds(0.3),
                 request_duration_seconds=seconds(3),
                 queue_seconds=seconds(0.05),
                 prefill_seconds=seconds(0.2),
                 decode_seconds=seconds(2),
-                quality=chance.choice([None, None, None, "negative_time", "missing_milestone"]),
+                quality=chance.choice([None, None, None, "negative_time", "missing_milestone", "unfinished"]),
+                **(
+                    {"queue_step_seconds": seconds(0.01), "decode_work_seconds": seconds(1)}
+                    if chance.random() < 0.3
+                    else {}
+                ),
             )
             for _ in range(count)
         ),

@@ -69,10 +69,10 @@ _HTTP_SIDE = ("http_route", "http_status", "http_duration_seconds", "time_to_fir
 
 ZERO_PARTS: dict[str, tuple[str, ...]] = {
     "queued_time": ("queue_behind", *records.QUEUE_PARTS),
-    "scheduled_time": ("preempted", "recompute", *records.PREFILL_PARTS),
-    "first_token_time": records.DECODE_PARTS,
+    "scheduled_time": ("queue", "preempted", "recompute", *records.PREFILL_PARTS),
+    "first_token_time": ("prefill", "decode", *records.DECODE_PARTS),
 }
-"""Milestone -> stems of the parts that are 0 where it was reached and they are absent (see ``records``)."""
+"""Milestone -> stems of the durations that are 0 where it was reached and they are absent (see ``records``)."""
 
 
 def _nanoseconds(value: Any) -> int | None:
@@ -139,14 +139,16 @@ class Columns:
                 values[slot[0]] = value  # type: ignore[index]
         return values, left
 
-    def arrays(self, rows: Sequence[Values], zero: dict[str, tuple[str, ...]]) -> dict[str, pa.Array]:
-        """The columns. ``zero``: milestone -> duration columns that are 0 where it is there and they are not."""
-        raw = dict(zip(self.place, zip(*rows, strict=True), strict=True))
+    def forget(self, key: str, values: Values) -> None:
+        """Null where an attribute with this key could not be read."""
+        slot = self._slots.get(key)
+        if slot:
+            values[slot[0]] = None
+
+    def arrays(self, rows: Sequence[Values]) -> dict[str, pa.Array]:
+        """The columns."""
         found: dict[str, pa.Array] = {}
-        known = {name: np.array([value is not None for value in raw[name]], dtype=bool) for name in zero}
-        reached = {column: known[name] for name, columns in zero.items() for column in columns}
-        for column in self.given:
-            values = raw[column.name]
+        for column, values in zip(self.given, zip(*rows, strict=True), strict=True):
             if column.type not in (SECONDS, TIME):
                 found[column.name] = pa.array(values, column.type)
                 continue
@@ -156,7 +158,7 @@ class Columns:
             if column.type == TIME:
                 found[column.name] = time_array(whole, valid)
             else:
-                found[column.name] = seconds_array(Measure(whole, valid | reached.get(column.name, False)))
+                found[column.name] = seconds_array(Measure(whole, valid))
         return found
 
 
@@ -168,7 +170,10 @@ KEYS = tuple(sorted({key for columns in (_REQUEST, _SAMPLE, _EVENT) for key in c
 _HTTP_PLACES = tuple(_REQUEST.place[name] for name in _HTTP_SIDE)
 _INTERVAL = _SAMPLE.place["interval_seconds"]
 _EVENT_ID, _KIND, _TITLE = (_EVENT.place[name] for name in ("event_id", "kind", "title"))
-_ZERO = {milestone: tuple(f"{stem}_seconds" for stem in stems) for milestone, stems in ZERO_PARTS.items()}
+_ZERO = tuple(
+    (_REQUEST.place[milestone], tuple(_REQUEST.place[f"{stem}_seconds"] for stem in stems))
+    for milestone, stems in ZERO_PARTS.items()
+)
 
 
 @dataclass
@@ -222,6 +227,14 @@ class ProbeRows:
             values, left = _REQUEST.read(span)
         if word == "frontend" and any(values[place] is not None for place in _HTTP_PLACES):
             word = "frontend+edge"
+        if word == "engine":
+            for milestone, parts in _ZERO:
+                if values[milestone] is not None:
+                    for place in parts:
+                        if values[place] is None:
+                            values[place] = 0
+            for attribute in left:
+                _REQUEST.forget(attribute.key, values)
         self._requests.add_record(span, resource, values)
         self._words.append(word)
         self._statuses.append(
@@ -246,7 +259,7 @@ class ProbeRows:
         found: dict[str, pa.Table] = {}
         if self._requests.values:
             shared, flags = shared_columns(self._requests.common(self.resources, received_ns))
-            columns = _REQUEST.arrays(self._requests.values, _ZERO) | shared
+            columns = _REQUEST.arrays(self._requests.values) | shared
             columns["records"] = pa.array(self._words, TEXT)
             columns["status"] = pa.array(self._statuses, TEXT)
             columns["attributes"] = pa.array(self._left, TEXT)
@@ -255,13 +268,13 @@ class ProbeRows:
         if self._samples.values:
             common = self._samples.common(self.resources, received_ns)
             shared, _ = shared_columns(common)
-            columns = shared | _SAMPLE.arrays(self._samples.values, {}) | {"time": shared["end_time"]}
+            columns = shared | _SAMPLE.arrays(self._samples.values) | {"time": shared["end_time"]}
             columns["service_instance_id"] = self._named_instances(shared)
             found["engine_samples"] = _table(ENGINE_SAMPLES, columns)
         if self._events.values:
             shared, _ = shared_columns(self._events.common(self.resources, received_ns))
             del shared["end_time"]
-            columns = shared | _EVENT.arrays(self._events.values, {}) | {"time": shared["start_time"]}
+            columns = shared | _EVENT.arrays(self._events.values) | {"time": shared["start_time"]}
             found["events"] = _table(EVENTS, columns)
         return found
 

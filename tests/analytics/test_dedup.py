@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lake_rows import NOON, request, requests, rows, spans
 from vllm_slo.analytics.dedup import Checked, Dedup
 from vllm_slo.analytics.lake import Lake
-from vllm_slo.exporters.schema import REQUESTS
+from vllm_slo.exporters.schema import QUALITY_REASONS, REQUESTS
 
 MEGABYTE = 1 << 20
 
@@ -230,3 +230,100 @@ def test_a_day_before_1970_and_one_far_ahead_are_days_too(lake: Lake) -> None:
     table = rows(REQUESTS, [request(i, start_time=t) for i, t in enumerate(odd)])
     _enter(lake, dedup, table, 1)
     assert dedup.check("requests", table).duplicates == 2
+
+
+class ProbeTwin:
+    """The rule for rows of requests that the probe reported, one at a time, remembering everything."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+
+    def check(self, table: pa.Table) -> list[dict[str, Any]]:
+        new = []
+        for row in table.to_pylist():
+            family = [
+                other
+                for other in self.kept
+                if all(other[name] == row[name] for name in ("request_id", "start_time", "service_instance_id"))
+                and row["request_id"] is not None
+                and not (other["source"] == "probe" and other["engine_request_id"] is None)
+            ]
+            probe = [other for other in family if other["source"] == "probe"]
+            others = [other for other in family if other["source"] != "probe"]
+            if any((row["trace_id"], row["span_id"]) == (o["trace_id"], o["span_id"]) for o in self.kept):
+                continue
+            mark = None
+            if row["source"] == "probe" and row["engine_request_id"] is not None:
+                same = [other for other in probe if other["engine_request_id"] == row["engine_request_id"]]
+                known = {word for other in same for word in other["records"].split("+")}
+                if same and set(row["records"].split("+")) - {"stock"} <= known:
+                    continue
+                if same or any(o["source"] == "stock" and o["quality"] != "superseded" for o in others):
+                    mark = "late_record"
+                elif probe:
+                    mark = "shared_request_id"
+            elif row["source"] == "stock" and probe:
+                mark = "superseded"
+            elif row["source"] != "probe" and any(other["span_id"] != row["span_id"] for other in others):
+                mark = "shared_request_id"
+            order = list(QUALITY_REASONS)
+            if mark and (row["quality"] is None or order.index(mark) < order.index(row["quality"])):
+                row["quality"] = mark
+            self.kept.append(row)
+            new.append(row)
+        return new
+
+
+def _probed(seed: int, count: int) -> pa.Table:
+    """Records of few requests as `merge` leaves them: whole, in part, children, stock rows, edge rows, retries."""
+    chance = random.Random(seed)
+    made = []
+    for _ in range(count):
+        number = chance.randrange(6)
+        records = chance.choice(["engine", "frontend", "engine+frontend", "engine+frontend+stock", "stock", "edge"])
+        probe = records != "stock"
+        child = chance.choice(["", "", "0_", "1_"])
+        made.append(
+            request(
+                chance.randrange(200),
+                start_time=NOON + timedelta(seconds=number % 2),
+                request_id=chance.choice([f"r{number}", f"r{number}", f"r{number}", None]),
+                source="probe" if probe else chance.choice(["stock", "stock", "client"]),
+                records=records,
+                engine_request_id=f"{child}r{number}-abcdef01" if probe and records != "edge" else None,
+                quality=chance.choice([None, None, "unfinished", "negative_time", "superseded" if not probe else None]),
+            )
+        )
+    return rows(REQUESTS, made)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 10_000), min_size=1, max_size=4), st.sampled_from([128 * MEGABYTE, 1 << 16]), st.booleans()
+)
+def test_rows_of_the_probe_in_batches_give_what_the_slow_twin_gives(
+    tmp_path_factory: Any, seeds: list[int], memory: int, restarted: bool
+) -> None:
+    place, twin = tmp_path_factory.mktemp("lake"), ProbeTwin()
+    lake = Lake.open(place)
+    dedup = Dedup(lake, memory)
+    for number, seed in enumerate(seeds):
+        table = _probed(seed, 40)
+        if restarted:
+            lake = Lake.open(place)
+            dedup = Dedup(lake, memory)
+        checked = _enter(lake, dedup, table, number)
+        assert checked.rows.to_pylist() == twin.check(table)
+
+
+def test_stock_rows_that_were_merged_are_looked_up_nowhere(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    dedup = Dedup(lake)
+    both = [
+        request(1, records="engine", source="probe", engine_request_id="r-1"),
+        request(2, records="stock", quality="superseded", request_id=request(1)["request_id"], start_time=NOON),
+    ]
+    both[0]["start_time"] = NOON
+    looked: list[Any] = []
+    monkeypatch.setattr(dedup, "_resolve", lambda *given: looked.append(given))
+    dedup.check("requests", rows(REQUESTS, both))
+    assert not looked

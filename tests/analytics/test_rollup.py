@@ -65,10 +65,15 @@ _FLOORS = {
 
 def _facts(row: dict[str, Any]) -> Iterable[tuple[str, str | None, int | None, Decimal | None]]:
     yield "requests", row["quality"], None, None
+    if row["quality"] not in (None, "unfinished"):
+        return
+    if row["status"] == "error" or row["finish_reason"] in ("error", "abort", "rejected", "invalid", "failed"):
+        yield "errors", None, None, None
     if row["quality"] is not None:
         return
-    if row["status"] == "error" or row["finish_reason"] in ("error", "abort"):
-        yield "errors", None, None, None
+    for metric, column in rollup.PARTS.items():
+        if row[column] is not None:
+            yield metric, None, None, row[column]
     for metric in ("prompt_tokens", "completion_tokens"):
         if row[metric] is not None:
             yield metric, None, None, Decimal(row[metric])
@@ -159,7 +164,8 @@ def test_marked_rows_count_only_as_requests_of_their_mark() -> None:
 
 
 def test_every_metric_of_the_schema_is_written() -> None:
-    made = rollup.rows(requests([1], status="error"), BUCKETS)
+    parts = dict.fromkeys(rollup.PARTS.values(), Decimal(0))
+    made = rollup.rows(requests([1], status="error", **parts), BUCKETS)
     assert set(made["metric"].to_pylist()) == set(ROLLUP_METRICS)
 
 
