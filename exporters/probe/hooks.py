@@ -87,7 +87,7 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
                 return original(self, scheduler_output, model_runner_output)
             begins(engine, scheduler_output, model_runner_output)
             result = original(self, scheduler_output, model_runner_output)
-            ends(engine, self, scheduler_output)
+            ends(engine, self, scheduler_output, result)
             return result
 
         return update_from_output
