@@ -74,7 +74,7 @@ def overload(prefix: str, seconds: float, rate: float, seed: int, cancelled: flo
     jobs = []
     for at, kind in zip(times, kinds, strict=True):
         if kind == "long":
-            tokens, output = LONG_TOKENS, 4
+            tokens, output = LONG_TOKENS, 64
         elif kind == "medium":
             tokens, output = draw.randint(4_200, 9_000), draw.randint(8, 32)
         else:

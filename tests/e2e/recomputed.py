@@ -29,6 +29,8 @@ class Step:
     end: int | None = None
     begin: int = 0
     outputs: dict[str, int] = field(default_factory=dict)
+    stalled: set[str] = field(default_factory=set)
+    """`start`, `end`: the system took the processor away while clocks were read there."""
 
 
 @dataclass
@@ -56,6 +58,7 @@ def read(path: Path) -> Log:
     """The witness's file; a last line that was cut off is left out."""
     log = Log()
     preempted: dict[str, int] = {}
+    stalled: list[tuple[int, str]] = []
     last_end = 0
     for text in path.read_text().splitlines():
         try:
@@ -71,6 +74,8 @@ def read(path: Path) -> Log:
         elif "step" in line:
             log.steps.append(Step(line["at"], line["tokens"], line["prefill"], _stopped_by(line, preempted), preempted))
             preempted = {}
+        elif "stalled" in line:
+            stalled.append((line["stalled"] - 1, line["at"]))
         elif "update" in line:
             step = log.steps[line["update"] - 1]
             step.end, step.outputs = line["at"], line["outputs"]
@@ -78,7 +83,20 @@ def read(path: Path) -> Log:
             last_end = line["at"]
         elif "walk" in line:
             log.walks.append((line["probe"], line["walk"]))
+    for index, at in stalled:
+        log.steps[index].stalled.add(at)
     return log
+
+
+def stalled(log: Log, request_id: str) -> bool:
+    """Whether a clock may have been read late at one of its milestones: scheduled, first token, last token."""
+    first = next((step for step in log.steps if request_id in step.tokens), None)
+    outputs = [step for step in log.steps if step.outputs.get(request_id)]
+    return any(
+        at in step.stalled
+        for step, at in ((first, "start"), *((step, "end") for step in (outputs[:1] + outputs[-1:])))
+        if step is not None
+    )
 
 
 def read_step_log(path: Path) -> Log:

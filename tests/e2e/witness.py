@@ -10,6 +10,8 @@ server. It appends JSON lines to the file that ``WITNESS_LOG`` names:
   asked for in vain, ``prefill`` names those whose tokens are known ones (of the prompt, or computed again after a
   preemption) with how many of them are computed then
 * ``{"update": n, "at": ns, "outputs": {id: new tokens}}`` after `update_from_output`
+* ``{"stalled": n, "at": "start"}`` or ``"end"``: while the step was chosen, or its output taken in, the system took the
+  processor away, so that two readings of the clock in there may be far apart
 * ``{"walk": {...}, "probe": {...}}`` the KV blocks block by block, and what the probe says at the same moment
 """
 
@@ -19,6 +21,7 @@ import functools
 import json
 import os
 import random
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +96,8 @@ class Witness:
         self._scheduled = 0
         self._failed = self._walk = False
         self._random = random.Random(1)
+        self._between = self._updating = 0
+        self._updated: int | None = None
 
     def watch(self) -> None:
         """Replaces the methods of vLLM's classes by ones that also write."""
@@ -144,6 +149,8 @@ class Witness:
         at = time.monotonic_ns()
         output = original(scheduler, *args, **kwargs)
         self._scheduled += 1
+        if _switches() > self._between:
+            self._write({"stalled": self._scheduled, "at": "start"})
         self._steps[id(output)] = self._scheduled
         running, waiting = scheduler.get_request_counts()
         self._write(
@@ -168,8 +175,10 @@ class Witness:
         return output
 
     def _update_from_output(self, original: Any, scheduler: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._updating = _switches()
         result = original(scheduler, output, *args, **kwargs)
         at = time.monotonic_ns()
+        self._updated = self._steps[id(output)]
         new = {each.request_id: len(each.new_token_ids) for outputs in result.values() for each in outputs.outputs}
         self._write({"update": self._steps.pop(id(output)), "at": at, "outputs": new})
         self._walk = self._random.random() < WALK_SHARE
@@ -177,10 +186,20 @@ class Witness:
 
     def _has_requests(self, original: Any, scheduler: Any) -> Any:
         # Between two steps, so that the time that a walk takes is in neither of them.
+        if self._updated is not None:
+            if _switches() > self._updating:
+                self._write({"stalled": self._updated, "at": "end"})
+            self._updated = None
         if self._walk:
             self._walk = False
             self._write({"probe": probe_says(scheduler), "walk": walk(scheduler)})
+        self._between = _switches()
         return original(scheduler)
+
+
+def _switches() -> int:
+    """How often the system took the processor from this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def witness_folder(folder: Path) -> Path:
