@@ -104,7 +104,8 @@ def coverage(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tup
     for instance, reason, count in records(
         connection,
         f"select service_instance_id, case when {_UNCOUNTED} then finish_reason end, count(*) filter (where {ended}) "
-        f"{wanted} and (quality in ('superseded', 'late_record') or {_UNCOUNTED}) group by 1, 2",
+        f"{wanted} and quality in ('superseded', 'late_record', 'unfinished') "
+        f"and (quality <> 'unfinished' or {_UNCOUNTED}) group by 1, 2",
     ):
         received[instance] -= count
         if reason is not None and count:

@@ -66,6 +66,26 @@ def summed(
     return _from_rollups(connection, selection, phase, stems, by, step)
 
 
+def known_by_step(
+    connection: duckdb.DuckDBPyConnection, selection: Selection, basis: Basis, stem: str, step: timedelta
+) -> dict[int, int]:
+    """Requests of which a part is known, by the epoch microsecond of their step; steps without any are absent.
+
+    Quicker than ``summed``: the histogram of the phase is not read.
+    """
+    if basis == "rows" or not in_rollups([stem]):
+        counted = (
+            f"select {start_of_step('start_time', step)}, count(*) from requests "
+            f"where quality is null and {stem}_seconds is not null and {selection.requests()} group by 1"
+        )
+    else:
+        stored = rollups(selection, [PREFIX + stem], "time, count, quality", coarsest=step)
+        counted = (
+            f"select {start_of_step('time', step)}, sum(count)::bigint from ({stored}) where quality is null group by 1"
+        )
+    return dict(records(connection, counted))
+
+
 def in_rollups(stems: Sequence[str]) -> bool:
     """Whether rollups hold these parts."""
     return all(PREFIX + stem in ROLLUP_METRICS for stem in stems)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import duckdb
 
 from vllm_slo.analytics.counts import Basis
-from vllm_slo.analytics.parts import Sums, nanoseconds, summed
+from vllm_slo.analytics.parts import Sums, known_by_step, nanoseconds, summed
 from vllm_slo.analytics.reading import records
 from vllm_slo.analytics.selection import Selection
 from vllm_slo.analytics.series import moment, start_of_step, steps
@@ -75,7 +75,7 @@ def preemption_cost(
 ) -> PreemptionCost:
     """What preemption cost a selection."""
     whole = summed(connection, selection, basis, "decode", _STEMS).get((), NO_ROWS)
-    by_step = summed(connection, selection, basis, "decode", _STEMS[:1], step=step)
+    by_step = known_by_step(connection, selection, basis, _STEMS[0], step)
     in_decode = whole.parts[0] + whole.parts[1] - whole.parts[2] - whole.parts[3]
     preempted: dict[datetime, Preempted] = {}
     unfinished = 0
@@ -91,7 +91,7 @@ def preemption_cost(
             preempted[moment(at)] = Preempted(*counted, *(nanoseconds(time) for time in figures[4:]))
         else:
             unfinished += counted[1]
-    known_at = {moment(key[0]) for key, sums in by_step.items() if sums.known} | set(preempted)
+    known_at = {moment(at) for at in by_step} | set(preempted)
     times = steps(selection, step)
     return PreemptionCost(
         rows=whole.rows,
