@@ -191,6 +191,11 @@ class Spool:
         with self._guard:
             return sorted(self._sealed)
 
+    def size_of(self, number: int) -> int:
+        """Bytes of a sealed segment; 0 when it is not there."""
+        with self._guard:
+            return self._sealed.get(number, 0)
+
     def oldest_mtime(self) -> float | None:
         """When the oldest segment on disk was last written, in epoch seconds."""
         with self._guard:

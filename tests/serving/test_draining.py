@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from probe_spans import Request, edge, event, sample
+from probe_spans import body as probe_body
 from receiving import body
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.drain import Drain
@@ -21,6 +24,7 @@ from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
 from vllm_slo.exporters.otlp.lot import Lot, Tables
 from vllm_slo.exporters.receiver.spool import Record, Spool
 from vllm_slo.exporters.receiver.tally import Tally
+from vllm_slo.serving import draining
 from vllm_slo.serving.draining import Draining
 
 
@@ -42,6 +46,7 @@ class Lake:
 
     def __init__(self) -> None:
         self.committed: list[tuple[int, int]] = []
+        self.requests: list[list[str]] = []
         self.failing: Callable[[int], Exception | None] = lambda number: None
         self.tries = 0
 
@@ -51,24 +56,29 @@ class Lake:
         if error is not None:
             raise error
         self.committed.append((number, sum(rows.num_rows for rows in tables.values())))
+        self.requests.append(tables["requests"]["records"].to_pylist() if "requests" in tables else [])
         return 1
 
 
 class Bench:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, window_seconds: float = 3.0) -> None:
         self.spool, self.rows, self.lake, self.tally = Spool.open(folder / "spool"), Rows(), Lake(), Tally()
         self.decoded = 0
         self.counters = folder / "spool" / "counters.json"
         self.draining = Draining(
-            self.spool, self.rows, self.decode, self.lake.commit, self.tally, self.counters, save_seconds=0.05
-        )
+            self.spool, self.rows, self.decode, self.lake.commit, self.tally, self.counters, save_seconds=0.05,
+            window_seconds=window_seconds,
+        )  # fmt: skip
 
     def decode(self, data: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
         self.decoded += 1
         return plain.decode(data, received_ns, settings)
 
     def segment(self, *counts: int) -> int:
-        self.spool.append([Record(1, body(count)) for count in counts])
+        return self.sealed(*(body(count) for count in counts))
+
+    def sealed(self, *bodies: bytes) -> int:
+        self.spool.append([Record(time.time_ns(), data) for data in bodies])
         number = self.spool.seal()
         assert number is not None
         self.rows.sealed.set()
@@ -82,8 +92,8 @@ class Bench:
 
 
 @contextmanager
-def bench(folder: Path) -> Iterator[Bench]:
-    found = Bench(folder)
+def bench(folder: Path, window_seconds: float = 3.0) -> Iterator[Bench]:
+    found = Bench(folder, window_seconds)
     try:
         yield found
     finally:
@@ -227,3 +237,107 @@ def test_a_segment_that_cannot_be_removed_is_tried_again(tmp_path: Path, monkeyp
         found.draining.start()
         found.wait(lambda: not found.spool.sealed())
         assert found.lake.committed == [(1, 1), (1, 1)], "the lake knows the number and takes it once"
+
+
+NOW = time.time_ns()
+
+
+def of(*spans: Span) -> bytes:
+    return probe_body(spans)
+
+
+def test_a_segment_waits_for_the_records_of_its_requests_and_takes_them_from_later_ones(tmp_path: Path) -> None:
+    first, second = Request("r1", NOW), Request("r2", NOW + 1000)
+    with bench(tmp_path, window_seconds=30) as found:
+        found.draining.start()
+        found.sealed(of(first.engine(), first.stock()))
+        time.sleep(0.3)
+        assert found.lake.committed == []
+        found.sealed(of(second.frontend(), first.frontend()), body(3))
+        found.wait(lambda: len(found.lake.committed) == 1)
+        assert sorted(found.lake.requests[0]) == ["engine", "frontend+edge", "stock"]
+        time.sleep(0.2)
+        assert len(found.lake.committed) == 1, "the second one waits for the engine core"
+        found.sealed(of(second.engine()))
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.requests[1:] == [["frontend+edge", "engine"], []]
+        assert found.lake.committed == [(1, 3), (2, 5), (3, 0)]
+
+
+def test_a_segment_whose_records_do_not_come_goes_when_its_window_closes(tmp_path: Path) -> None:
+    with bench(tmp_path, window_seconds=0.5) as found:
+        found.draining.start()
+        began = time.monotonic()
+        for number in range(3):
+            found.sealed(of(Request(f"r{number}", NOW).engine()))
+        found.wait(lambda: not found.spool.sealed())
+        assert 0.4 < time.monotonic() - began < 1.4, "the windows of all run at once"
+
+
+def test_stock_traffic_and_whole_requests_wait_for_nobody(tmp_path: Path) -> None:
+    one = Request("r1", NOW)
+    with bench(tmp_path, window_seconds=60) as found:
+        found.draining.start()
+        found.sealed(of(one.engine(), one.frontend(), edge("r2", NOW, 503), sample(NOW), event(NOW, "started")))
+        found.segment(2)
+        found.sealed(probe_body([Request("r3", NOW).stock()], {"service.name": "vllm"}))
+        found.sealed(of(one.stock()))
+        found.wait(lambda: not found.spool.sealed())
+
+
+def test_a_stock_row_of_a_server_with_the_probe_waits_for_the_records_of_the_probe(tmp_path: Path) -> None:
+    one = Request("r1", NOW)
+    with bench(tmp_path, window_seconds=60) as found:
+        found.draining.start()
+        found.sealed(of(one.stock()))
+        time.sleep(0.3)
+        assert found.lake.committed == []
+        found.sealed(of(one.engine(), one.frontend()))
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.requests == [["stock", "engine", "frontend+edge"], []]
+
+
+def test_a_stop_waits_for_no_window(tmp_path: Path) -> None:
+    with bench(tmp_path, window_seconds=60) as found:
+        found.draining.start()
+        found.sealed(of(Request("r1", NOW).engine()))
+        time.sleep(0.2)
+        began = time.monotonic()
+        found.draining.stop(30)
+        assert time.monotonic() - began < 5
+        assert found.spool.sealed() == []
+
+
+def test_when_much_waits_the_oldest_goes_without_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "WINDOW_BYTES", 4000)
+    with bench(tmp_path, window_seconds=60) as found:
+        found.draining.start()
+        found.sealed(of(Request("r1", NOW).engine()))
+        time.sleep(0.2)
+        assert found.lake.committed == []
+        found.sealed(of(*(Request(f"s{number}", NOW).engine() for number in range(4))))
+        found.wait(lambda: bool(found.lake.committed))
+        assert found.lake.requests[0] == ["engine"]
+
+
+def test_a_later_segment_that_cannot_be_decoded_is_told_in_its_turn(tmp_path: Path) -> None:
+    one = Request("r1", NOW)
+    with bench(tmp_path, window_seconds=1) as found:
+        found.sealed(of(one.engine()))
+        found.sealed(b"\xff\xff no protobuf")
+        found.sealed(of(one.frontend()))
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.committed == [(1, 2), (3, 0)]
+        assert found.tally.get("segments_quarantined") == 1
+
+
+def test_rows_taken_ahead_stay_with_their_segment_while_the_lake_fails(tmp_path: Path) -> None:
+    one = Request("r1", NOW)
+    with bench(tmp_path) as found:
+        found.lake.failing = lambda number: pa.ArrowInvalid("no") if number == 1 else None
+        found.sealed(of(one.engine()))
+        found.sealed(of(one.frontend()))
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.committed == [(2, 1)], "the first was set aside, the second has kept its own"

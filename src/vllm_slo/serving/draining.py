@@ -1,13 +1,23 @@
-"""The thread between spool and lake: sealed segments in order, each committed exactly once, then removed."""
+"""The thread between spool and lake: sealed segments in order, each committed exactly once, then removed.
+
+The records of one request come from several processes and so in several segments. A segment of servers with the probe
+waits for up to WINDOW_SECONDS after it was sealed, as long as one of its requests lacks a record; then what later
+segments hold of its requests is committed with it, and is left out when their turn comes. Nothing of this needs to
+outlive the process: rows that were taken ahead are found in the lake when their segment is drained after a crash.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.otlp.decoded import Decoder, DecodeSettings
@@ -15,10 +25,16 @@ from vllm_slo.exporters.otlp.lot import Lot, Tables
 from vllm_slo.exporters.receiver import tally as counts
 from vllm_slo.exporters.receiver.spool import Spool
 from vllm_slo.exporters.receiver.tally import Tally
+from vllm_slo.serving.partners import NO_IDS, incomplete, request_ids, split, with_partners
 
 _log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_SECONDS = 10.0
+WINDOW_SECONDS = 3.0
+WINDOW_BYTES = 64 * 1024 * 1024
+"""How much of the spool is looked into ahead; with more of it waiting, segments go without waiting for records."""
+REMEMBERED_IDS = 200_000
+"""Requests of the probe drained last; records of theirs that come later wait for nobody."""
 _UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What is raised by rows that no later try will make fit (Arrow's conversion errors are among them)."""
 _UNFIT_TRIES = 3
@@ -42,7 +58,7 @@ class Draining:
 
     A lake that fails is tried again, with pauses that grow to ten seconds; meanwhile the spool fills and senders are
     pushed back at its limit. A segment that cannot be decoded, or whose rows the lake cannot hold, goes to quarantine.
-    ``saved`` is where the tally is kept every ``save_seconds``.
+    ``saved`` is where the tally is kept every ``save_seconds``. A stop waits for no record.
     """
 
     def __init__(
@@ -56,6 +72,7 @@ class Draining:
         *,
         clock: Callable[[], float] = time.time,
         save_seconds: float = 5.0,
+        window_seconds: float = WINDOW_SECONDS,
     ) -> None:
         self.committed_time: float | None = None
         self._spool = spool
@@ -67,6 +84,11 @@ class Draining:
         self._clock = clock
         self._save_seconds = save_seconds
         self._save_due = 0.0
+        self._window_seconds = window_seconds
+        self._pause = save_seconds
+        self._lots: dict[int, Lot] = {}
+        self._closes: dict[int, float] = {}
+        self._drained: deque[pa.Array] = deque([NO_IDS])
         self._ending = threading.Event()
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="draining")
@@ -86,6 +108,10 @@ class Draining:
         while True:
             ending = self._ending.is_set()
             self._rows.sealed.clear()
+            self._pause = self._save_seconds
+            closes = time.monotonic() + self._window_seconds
+            for number in self._spool.sealed():
+                self._closes.setdefault(number, closes)
             for number in self._spool.sealed():
                 if time.monotonic() > self._deadline or not self._try(number):
                     break
@@ -93,7 +119,7 @@ class Draining:
             self._save(now=ending)
             if ending:
                 return
-            self._rows.sealed.wait(self._save_seconds)
+            self._rows.sealed.wait(self._pause)
 
     def _try(self, number: int) -> bool:
         """Whether the segment left the spool."""
@@ -106,8 +132,15 @@ class Draining:
             return False
 
     def _drain(self, number: int) -> bool:
+        rest: dict[int, Lot] = {}
         try:
-            lot = self._rows.tables(number) or self._read(number)
+            lot = self._lot(number)
+            if lot.probe:
+                lot, rest = self._with_partners(number, lot)
+                left = self._window(number, lot)
+                if left > 0:
+                    self._pause = min(self._pause, left)
+                    return False
         except (OSError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it must not block the others
@@ -137,11 +170,64 @@ class Draining:
                 self._save()
             else:
                 break
+        self._lots.update(rest)
         self._spool.retire(number)
+        self._forget(number)
+        if lot.probe:
+            self._remember(lot.requests)
         self.committed_time = self._clock()
         self._tally.add(counts.SEGMENTS_COMMITTED)
         self._tally.add(counts.SPANS_DUPLICATE, "", duplicates)
         return True
+
+    def _window(self, number: int, lot: Lot) -> float:
+        """Seconds for which a segment waits for records of its requests; 0: no longer."""
+        left = self._closes.get(number, 0.0) - time.monotonic()
+        if left <= 0 or self._ending.is_set() or self._spool.size_bytes > WINDOW_BYTES:
+            return 0.0
+        return left if incomplete(lot.requests, pa.concat_arrays(list(self._drained))) else 0.0
+
+    def _with_partners(self, number: int, lot: Lot) -> tuple[Lot, dict[int, Lot]]:
+        """The lot with what the segments behind it hold of its requests, and those segments without that.
+
+        Looks as far as all of them together are no larger than WINDOW_BYTES. A segment that cannot be read now is
+        passed over.
+        """
+        ids = request_ids(lot.requests)
+        taken: list[pa.Table] = []
+        rest: dict[int, Lot] = {}
+        size = self._spool.size_of(number)
+        for later in self._spool.sealed():
+            if later <= number:
+                continue
+            size += self._spool.size_of(later)
+            if size > WINDOW_BYTES:
+                break
+            try:
+                rows, others = split(self._lot(later), ids)
+            except Exception as error:  # noqa: BLE001 - it is told when its turn comes
+                _log.debug("segment %d cannot be looked into: %s", later, type(error).__name__)
+                continue
+            if rows is not None:
+                taken.append(rows)
+                rest[later] = others
+        return with_partners(lot, taken) if taken else lot, rest
+
+    def _lot(self, number: int) -> Lot:
+        """The rows of a segment that no earlier one took; kept until it is drained."""
+        if number not in self._lots:
+            self._lots[number] = self._rows.tables(number) or self._read(number)
+        return self._lots[number]
+
+    def _forget(self, number: int) -> None:
+        self._lots.pop(number, None)
+        self._closes.pop(number, None)
+
+    def _remember(self, requests: pa.Table) -> None:
+        """Keep the ids of the requests that the probe reported."""
+        self._drained.append(request_ids(requests.filter(pc.equal(requests["source"], "probe"))))
+        while sum(map(len, self._drained)) > REMEMBERED_IDS:
+            self._drained.popleft()
 
     def _read(self, number: int) -> Lot:
         return Lot.joined(
@@ -150,6 +236,7 @@ class Draining:
 
     def _set_aside(self, number: int, reason: str) -> None:
         target = self._spool.quarantine(number, reason)
+        self._forget(number)
         self._tally.add(counts.SEGMENTS_QUARANTINED)
         _log.error("segment %d %s; it was moved to %s", number, reason, target)
 
