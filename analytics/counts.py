@@ -52,9 +52,14 @@ class Counts:
         return self.counted + sum(self.left_out.values())
 
     @property
+    def requests_left_out(self) -> dict[str, int]:
+        """Requests that are not counted, by reason: of the rows left out, those that stand for one of their own."""
+        return {mark: n for mark, n in self.left_out.items() if mark not in NO_REQUESTS_OF_THEIR_OWN}
+
+    @property
     def requests(self) -> int:
-        """Every request, counted or not: rows that stand for one of their own."""
-        return self.total - sum(self.left_out.get(mark, 0) for mark in NO_REQUESTS_OF_THEIR_OWN)
+        """Every request, counted or not."""
+        return self.counted + sum(self.requests_left_out.values())
 
     @property
     def unfinished(self) -> int:

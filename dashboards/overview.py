@@ -68,11 +68,11 @@ def overview(
 
 
 def _nothing_counts(counted: Counts) -> None:
-    if counted.total == 0:
+    if counted.requests == 0:
         st.info("No request arrived in this selection. Choose a longer time range, or more models, shards or buckets.")
         return
-    reasons = ", ".join(f"{count_text(n)} × {names.reason(r)}" for r, n in counted.left_out.items())
+    reasons = ", ".join(f"{count_text(n)} × {names.reason(r)}" for r, n in counted.requests_left_out.items())
     st.warning(
-        f"All {count_text(counted.total)} requests of this selection are left out of statistics: {reasons}. "
+        f"All {count_text(counted.requests)} requests of this selection are left out of statistics: {reasons}. "
         "What each reason means stands in docs/tables.md under quality."
     )

@@ -26,12 +26,14 @@ class Tile:
 
 
 def tiles(counts: Counts, tables: Mapping[str, PercentileTable], covered: Sequence[Coverage] = ()) -> list[Tile]:
-    """Requests, errors, rows left out, then the median and the tail of each metric over the whole selection."""
-    reasons = ", ".join(f"{count_text(n)} {names.reason(r)}" for r, n in counts.left_out.items())
+    """Requests, errors, requests left out, then the median and the tail of each metric over the whole selection."""
+    reasons = ", ".join(f"{count_text(n)} {names.reason(r)}" for r, n in counts.requests_left_out.items())
     found = [
         Tile("requests", "Requests", count_text(counts.requests), f"{count_text(counts.counted)} in the statistics"),
         _errors(counts, covered),
-        Tile("left_out", "Left out", count_text(sum(counts.left_out.values())), reasons or "no row was unusable"),
+        Tile(
+            "left_out", "Left out", count_text(counts.requests - counts.counted), reasons or "no request was unusable"
+        ),
     ]
     return found + [_latency(table) for table in tables.values()]
 

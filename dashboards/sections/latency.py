@@ -27,7 +27,7 @@ def latency(view: View) -> None:
         key="percentile",
         label_visibility="collapsed",
     )
-    left_out = sum(view.counts.left_out.values())
+    left_out = view.counts.requests - view.counts.counted
     drawn = [
         heat_table(view.tables[metric], quantile, view.counts.counted, left_out, view.buckets, view.palette)
         for metric in METRICS

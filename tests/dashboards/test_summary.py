@@ -39,6 +39,8 @@ def test_requests_that_did_not_finish_are_errors_though_they_are_in_no_latency()
     probed = replace(STOCK, errors=25, untold=0, left_out={"superseded": 7, "unfinished": 25})
     assert (errors(probed).value, errors(probed).note) == ("25", "20.0 % of 125")
     assert next(tile for tile in tiles(probed, {}) if tile.key == "requests").value == "125"
+    left_out = next(tile for tile in tiles(probed, {}) if tile.key == "left_out")
+    assert (left_out.value, left_out.note) == ("25", "25 not finished"), "a second record is no request left out"
     every = errors(replace(probed, counted=0))
     assert (every.value, every.note) == ("25", "100 % of 25")
 
