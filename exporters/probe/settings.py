@@ -217,7 +217,8 @@ VARIABLES: tuple[Variable, ...] = (
         "VLLM_SLO_EXPORT_INTERVAL_SECONDS",
         "export_interval_seconds",
         "1",
-        "How often waiting records are sent.",
+        "How often waiting records are sent. A server that is stopped sends what waits, but for its engine core, which "
+        "vLLM kills at once unless its `--shutdown-timeout` is longer than this.",
         _interval,
     ),
     Variable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import time
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from e2e.moody_receiver import MoodyReceiver, moody_receiver
-from e2e.probe_server import probe_environment, serve_with_probe
+from e2e.probe_server import ROOT, probe_environment, serve_with_probe
 from e2e.product import free_port, wait_until
 from e2e.vllm_server import MODEL_NAME, VllmServer
 from vllm_slo.exporters import records
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 SITES = Path(__file__).parent / "sites"
 MIDDLEWARE = ("--middleware", "vllm_slo.exporters.probe.edge.Middleware")
+GRACE = ("--shutdown-timeout", "4")
+"""Without it vLLM kills its engine core right after the SIGTERM, before anything can be sent. The interval is 3 s."""
 QUEUE_SIZE = 40
 Server = TypeVar("Server")
 TRACEPARENT = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
@@ -87,6 +90,18 @@ def load(url: str, seed: int) -> None:
     assert httpx.get(f"{url}/health", timeout=10).status_code == 200
 
 
+def flood(url: str) -> None:
+    """More at once than the server takes and than its blocks hold: each is answered in full or refused."""
+    options = {"model": MODEL_NAME, "max_tokens": 300, "ignore_eos": True}
+    bodies = [{**options, "prompt": random.Random(number).choices(range(2, 1024), k=40)} for number in range(40)]
+    with ThreadPoolExecutor(40) as pool, httpx.Client(timeout=120, limits=httpx.Limits(max_connections=40)) as client:
+        sent = [pool.submit(client.post, f"{url}/v1/completions", json=body) for body in bodies]
+        answers = [each.result() for each in sent]
+    assert {answer.status_code for answer in answers} == {200, 503}
+    lengths = {answer.json()["usage"]["completion_tokens"] for answer in answers if answer.status_code == 200}
+    assert lengths == {300}
+
+
 def words(url: str) -> list[Any]:
     """What the server says to prompts sent one at a time: text and the logarithm of each token's probability."""
     shapes = ((1, 5), (30, 20), (33, 8), (500, 16), (2100, 6), (3, 40))
@@ -145,9 +160,8 @@ def said_without(unknown: tuple[list[Any], list[str]]) -> list[Any]:
 def test_a_version_that_nobody_knows_is_served_without_the_probe_and_the_log_says_so(
     unknown: tuple[list[Any], list[str]],
 ) -> None:
-    told = [line for line in unknown[1] if "0.99.0" in line]
-    assert told
-    assert all("WARNING" in line for line in told)
+    told = [line for line in unknown[1] if "the probe is off: vLLM 0.99.0 is none of the versions it knows" in line]
+    assert any("(APIServer" in line or "(EngineCore" in line for line in told if "WARNING" in line)
 
 
 Moody = tuple[VllmServer, MoodyReceiver]
@@ -164,7 +178,7 @@ def moody_server(python: str, folder: Path) -> Iterator[Moody]:
     with moody_receiver() as receiver:
         endpoint = receiver.endpoint
         with serve_with_probe(
-            python, folder, otlp_endpoint=endpoint, arguments=MIDDLEWARE, environment=environment
+            python, folder, otlp_endpoint=endpoint, arguments=(*MIDDLEWARE, *GRACE), environment=environment
         ) as server:
             yield server, receiver
 
@@ -191,7 +205,8 @@ def test_the_server_says_the_same_words_with_and_without_the_probe(said_without:
 
 def test_stock_spans_of_a_server_with_the_probe_say_that_there_is_one(moody: Moody) -> None:
     server, receiver = moody
-    ask(server.url, 1, 10, 2)
+    # Its own tracing obeys the client's flag, so not the one that `ask` sends: not sampled.
+    stream(server.url, 1, 10, 2)
     wait_until(lambda: receiver.records("llm_request"), "no span of vLLM itself")
     assert all(record.get(records.PROBE_VERSION) for record in receiver.records("llm_request"))
 
@@ -246,7 +261,10 @@ Poisoned = tuple[VllmServer, Path, Path]
 
 @contextmanager
 def poisoned_server(python: str, folder: Path) -> Iterator[Poisoned]:
-    """A server in whose probe all that is guarded raises on demand, that can write nowhere, and whose port is taken."""
+    """A server in whose probe all that is guarded raises on demand, that can write nowhere, and whose port is taken.
+
+    It has so few blocks that requests are preempted, and so short a queue that they can be refused.
+    """
     mode, log = folder / "mode", folder / "poison"
     mode.write_text("off")
     log.touch()
@@ -258,9 +276,11 @@ def poisoned_server(python: str, folder: Path) -> Iterator[Poisoned]:
             "VLLM_SLO_RUNTIME_DIR": str(log / "below-a-file"),
             "VLLM_SLO_METRICS_PORT": str(receiver.port),
             "VLLM_SLO_OTLP_ENDPOINT": receiver.endpoint,
+            "VLLM_SERVER_DEV_MODE": "1",
         }
+        limits = ("--max-model-len", "2304", "--num-gpu-blocks-override", "75", "--max-num-queued-reqs", "20")
         with serve_with_probe(
-            python, folder, site=[SITES / "poison"], arguments=MIDDLEWARE, environment=environment
+            python, folder, site=[SITES / "poison"], arguments=(*MIDDLEWARE, *limits), environment=environment
         ) as server:
             yield server, mode, log
 
@@ -285,22 +305,75 @@ def test_no_request_fails_when_every_hook_raises(poisoned: Poisoned, said_withou
     time.sleep(0.5)
     load(server.url, 300)
     assert words(server.url) == said_without
+    flood(server.url)
+    for action in ("pause", "resume"):
+        assert httpx.post(f"{server.url}/{action}", timeout=30).status_code == 200
+    ask(server.url, 1, 10, 2)
 
 
 def test_every_hook_of_the_probe_did_raise(poisoned: Poisoned) -> None:
     _, _, log = poisoned
-    noted = [line.split() for line in log.read_text().splitlines()]
+    noted = [line.split(" ", 1) for line in log.read_text().splitlines()]
     made = {name for what, name in noted if what == "made"}
     raised = {name for what, name in noted if what == "raised"}
     assert len(made) > 10
-    assert not made - raised - UNTOUCHED.keys(), "hooks that this load does not reach; it must, or say why not"
+    at_start = {name for name in made if name.startswith("plugin.") or name == "engine.start"}
+    missing = made - raised - at_start - UNREACHABLE.keys()
+    assert not missing, "hooks that this load does not reach; it must, or say why it cannot"
 
 
-UNTOUCHED: dict[str, str] = {
-    "stat_logger.rejection": "no limit on queued requests is set",
-    "stat_logger.sleep": "the server never sleeps",
-    "frontend.propagate_error": "the engine never dies",
+UNREACHABLE: dict[str, str] = {
+    "stat_logger.sleep": "a CPU has no sleep mode",
+    "frontend.propagate_error": "the engine would have to die",
+    "engine.turn_ended": "no HTTP route streams a prompt into a running request",
 }
+
+_START = """
+import sys
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import vllm.v1.engine.async_llm, vllm.v1.engine.core, vllm.v1.engine.llm_engine, vllm.v1.worker.worker_base
+from vllm.v1.core.sched.scheduler import Scheduler
+print("wrapped" if hasattr(Scheduler.schedule, "__wrapped__") else "as it was")
+from schedulers import Engine, Shape, VirtualTime
+engine = Engine(Shape(), VirtualTime())
+for _ in range(20):
+    engine.add(100, 10)
+print("steps", engine.run())
+"""
+
+
+def start(python: str, folder: Path, mode: str) -> tuple[list[str], set[str]]:
+    """What a process with a real scheduler prints, and what its probe made and raised, when this is poisoned."""
+    (folder / "mode").write_text(mode)
+    environment = probe_environment(folder)
+    environment |= {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "PYTHONPATH": os.pathsep.join((str(SITES / "poison"), environment["PYTHONPATH"], str(ROOT / "benchmarks"))),
+        "POISON_MODE": str(folder / "mode"),
+        "POISON_LOG": str(folder / "poison"),
+        "VLLM_SLO_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+    }
+    done = subprocess.run([python, "-c", _START], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-2:], set((folder / "poison").read_text().splitlines())
+
+
+def test_a_probe_that_fails_when_it_is_put_in_leaves_vllm_as_it_was(vllm_python: str, tmp_path: Path) -> None:
+    (hooked, steps), noted = start(vllm_python, tmp_path, "always")
+    assert hooked == "as it was"
+    assert int(steps.split()[1]) > 10
+    at_start = {line.removeprefix("made ") for line in noted if line.startswith("made plugin.")}
+    assert len(at_start) > 2
+    assert {f"raised {name}" for name in at_start if "__init__" not in name} <= noted
+
+
+def test_a_probe_that_fails_when_the_engine_starts_lets_it_run(vllm_python: str, tmp_path: Path) -> None:
+    (hooked, steps), noted = start(vllm_python, tmp_path, "engine.start")
+    assert (hooked, "raised engine.start" in noted) == ("wrapped", True)
+    assert int(steps.split()[1]) > 10
+
 
 _SWITCHES = """
 import os, sys

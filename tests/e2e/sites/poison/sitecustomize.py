@@ -1,5 +1,8 @@
-"""On PYTHONPATH of a vLLM under test: what the probe guards raises as the file POISON_MODE says (`off`, `sometimes`,
-`always`). POISON_LOG gets `made NAME` and `raised NAME`, once a process each."""
+"""On PYTHONPATH of a vLLM under test: what the probe guards raises as the file POISON_MODE says.
+
+`off`, `sometimes` (the first call for sure), `always`, or the name of the one hook that always raises. POISON_LOG gets
+`made NAME` and `raised NAME`, once a process each.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import Any
 from vllm_slo.exporters.probe import guard
 
 _original = guard.guarded
+RARELY = 0.1
+"""Before its work and after it, each; so ten times in a row, which would end a hook, never."""
 _chance = random.Random(7)
 _mode = ["off", 0.0]
 _noted: set[str] = set()
@@ -42,11 +47,12 @@ def guarded(name: str, function: Callable[..., Any], *rest: Any, **named: Any) -
 
     def poisoned(*arguments: Any, **keywords: Any) -> Any:
         mode = _current()
-        if mode == "always" or (mode == "sometimes" and _chance.random() < 0.25):
+        first = f"raised {name}" not in _noted
+        if mode in ("always", name) or (mode == "sometimes" and (first or _chance.random() < RARELY)):
             _note(f"raised {name}")
             raise PoisonError(name)
         result = function(*arguments, **keywords)
-        if mode == "sometimes" and _chance.random() < 0.25:
+        if mode == "sometimes" and _chance.random() < RARELY:
             _note(f"raised {name}")
             raise PoisonError(name)
         return result
