@@ -171,10 +171,13 @@ def prefill_parts(log: Log, request_id: str) -> dict[str, int] | None:
     """
     first = next((i for i, step in enumerate(log.steps) if request_id in step.tokens), None)
     last = next((i for i, step in enumerate(log.steps) if step.outputs.get(request_id)), None)
-    if first is None or last is None or any(request_id in step.preempted for step in log.steps[first : last + 1]):
+    if first is None or last is None:
         return None
     begin, end = log.steps[first].start, log.steps[last].end
     assert end is not None
+    # With steps in flight also one that is chosen after the last of these, and before its output has come.
+    if any(request_id in step.preempted for step in log.steps[first:] if step.start < end):
+        return None
     own = interference = 0.0
     for step in log.steps[max(0, first - 4) : last + 1]:
         if step.end is None or not step.tokens:

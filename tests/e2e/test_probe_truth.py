@@ -18,7 +18,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from e2e import recomputed
-from e2e.probe_load import Seen, overload, send
+from e2e.probe_load import Seen, burst, overload, send
 from e2e.probe_rows import Row, rows, rows_of
 from e2e.probe_system import ProbedServer, probed_server
 from e2e.product import Up, wait_until
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 PER_SECOND = 6.0
 MILLISECOND = 1_000_000
 ARGUMENTS = ("--num-gpu-blocks-override", "1126", "--max-model-len", "36000")
-"""A prompt of 35,000 tokens takes 1,094 of the 1,125 blocks, so those that run beside it preempt each other."""
+"""A prompt of 35,000 tokens takes 1,094 of the 1,125 blocks, so it waits for blocks, and others wait behind it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Truth:
     step_log: recomputed.Log
 
 
-@pytest.fixture(scope="module", params=[pytest.param(30.0, id="short"), pytest.param(90.0, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param(25.0, id="short"), pytest.param(90.0, marks=pytest.mark.slow)])
 def truth(
     request: pytest.FixtureRequest, vllm_python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Truth]:
@@ -63,7 +63,10 @@ def truth(
         ) as server,
     ):
         before = counters(server.url)
-        seen = send(server.url, overload("truth", request.param, PER_SECOND, seed=11))
+        jobs = overload("truth", request.param, PER_SECOND, seed=11)
+        # Eight that fit into the blocks with their prompts, but not with what they generate.
+        jobs += burst("squeeze", [(4_300, 300)] * 8, seed=12, at_seconds=request.param)
+        seen = send(server.url, jobs)
         wait_until(lambda: idle(server.url), "the server does not come to rest")
         rows_of(lake, seen)
         ended = '"event": "ended"'

@@ -82,12 +82,32 @@ def anything(engine: Engine) -> None:
     engine.run()
 
 
+def priorities(engine: Engine) -> None:
+    """Requests of three priorities with too few blocks: who is preempted is not who came last."""
+    draw = random.Random(5)
+    for _ in range(40):
+        engine.add(draw.choice((60, 300, 700)), draw.randint(10, 150), priority=draw.randrange(3))
+        for _ in range(draw.randrange(8)):
+            engine.step()
+    engine.run()
+
+
+def drafts(engine: Engine) -> None:
+    """Three tokens drafted in each step, of which one is accepted."""
+    for number in range(8):
+        engine.add(50 + 400 * number, 40)
+        engine.step()
+    engine.run()
+
+
 SCENARIOS: dict[str, tuple[Shape, Callable[[Engine], None]]] = {
     "sequence_cap": (replace(SMALL, max_num_seqs=2), sequence_cap),
     "token_budget": (replace(SMALL, max_num_batched_tokens=64), token_budget),
     "kv_blocks": (replace(SMALL, num_blocks=65, prefix_caching=False), kv_blocks),
     "long_among_short": (SMALL, long_among_short),
     "nothing_wrong": (SMALL, nothing_wrong),
+    "priorities": (replace(SMALL, num_blocks=120, max_num_seqs=8, policy="priority"), priorities),
+    "drafts": (replace(SMALL, draft_tokens=3, max_num_seqs=4, max_num_batched_tokens=512), drafts),
     "anything": (replace(SMALL, num_blocks=140, max_num_batched_tokens=512, max_num_seqs=6), anything),
 }
 SCHEDULERS: dict[str, dict[str, Any]] = {

@@ -26,7 +26,10 @@ from vllm_slo.exporters.records import (
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SCHEDULERS = ("Scheduler", "AsyncScheduler", "AsyncScheduler, three in flight")
-SCENARIOS = ("sequence_cap", "token_budget", "kv_blocks", "long_among_short", "nothing_wrong", "anything")
+SCENARIOS = (
+    *("sequence_cap", "token_budget", "kv_blocks", "long_among_short", "nothing_wrong", "priorities", "drafts"),
+    "anything",
+)
 LONG = "long-0-0badcafe"
 MICROSECOND = 1_000
 READINGS = 100 * MICROSECOND
@@ -238,3 +241,10 @@ class TestScenarios:
             assert seen.total(stem) == 0
         # Of the decode time of one that is alone; what is left is the scheduler's own time between steps.
         assert seen.total("decode_slowdown") <= 0.05 * seen.total("decode")
+
+    def test_drafted_and_accepted_tokens_are_counted(self, stage: Path, scheduler: str) -> None:
+        for life in play(stage, "drafts", scheduler).lives.values():
+            drafted, accepted = life.number("draft_tokens"), life.number("accepted_tokens")
+            # 39 tokens after the first, two a step; asynchronous scheduling drafts on for a step or two after the end.
+            assert 19 <= accepted <= 22, life.span
+            assert drafted == pytest.approx(3 * accepted, abs=6), life.span
