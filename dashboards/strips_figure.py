@@ -49,7 +49,7 @@ def strips_figure(
         range=span,
         anchor="y" if count == 1 else f"y{count}",
         nticks=8,
-        tickformat=clock(times[-1] + step - times[0]),
+        tickformat=_one_line(times[-1] + step - times[0]),
     )
     data = []
     for number, strip in enumerate(strips, start=1):
@@ -102,3 +102,9 @@ def clock(span: timedelta) -> str | None:
     if span > timedelta(days=1):
         return None
     return "%H:%M" if span > timedelta(minutes=6) else ":%S\n%H:%M"
+
+
+def _one_line(span: timedelta) -> str | None:
+    """The same format without a second line, for which strips have no room."""
+    ticks = clock(span)
+    return "%H:%M:%S" if ticks and "\n" in ticks else ticks

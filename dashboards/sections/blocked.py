@@ -70,7 +70,7 @@ def headline(tail: Blocked | None, slow: Phases | None) -> str:
     if tail.queue_nanoseconds < NEGLIGIBLE * slow.tail.measured_nanoseconds:
         return f"The tail hardly waits in the queue: {seconds_text(tail.mean_queue)} on average"
     if tail.known == 0:
-        return "What blocked the queue of the tail is unknown: its requests come from stock servers"
+        return "What blocked the queue of the tail is unknown: the probe has no record of its requests"
     if tail.leading is None:
         return "What blocked the queue of the tail is unknown"
     unknown = f", {percent_text(tail.share(UNKNOWN))} unknown" if tail.of(UNKNOWN) else ""
@@ -83,7 +83,7 @@ def _under(every: Blocked, tail: Blocked | None, slow: Phases | None) -> str:
         known = f"{count_text(every.known)} of {count_text(every.rows)} requests"
         if tail is not None:
             known += f", {count_text(tail.known)} of {count_text(tail.rows)} in the tail,"
-        parts.append(f"{known} come from servers with the probe; what blocked the others is unknown.")
+        parts.append(f"{known} have a record of the probe in the engine; what blocked the others is unknown.")
     if slow is not None and not slow.tail_is_enough:
         parts.append(f"The tail has too few requests for {quantile_text(slow.tail_quantile)}.")
     return " ".join(parts)

@@ -40,8 +40,8 @@ def under(ended: Outcomes) -> str:
     rest = ended.requests - ended.told
     if rest:
         parts.append(
-            f"{count_text(rest)} more requests come from stock servers: those of them that were given up, failed or "
-            "were refused are not visible without the probe."
+            f"{count_text(rest)} more are known from stock spans alone: how many besides them were given up, failed or "
+            "were refused is not visible without the probe."
         )
     return " ".join(parts)
 
@@ -79,7 +79,7 @@ def _ended(ended: Outcomes) -> str:
     rows += [(names.ENDINGS[reason], n) for reason, n in _most(ended)]
     body = "".join(_row(label, f"{count_text(n)} ({percent_text(n / ended.told)})") for label, n in rows)
     if rest := ended.requests - ended.told:
-        body += _row("unknown: stock server", count_text(rest))
+        body += _row("unknown: stock span alone", count_text(rest))
     return _table("How they ended", body + _row("all requests", count_text(ended.requests)))
 
 

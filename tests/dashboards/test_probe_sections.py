@@ -90,7 +90,7 @@ def test_a_lake_of_stock_servers_says_what_it_cannot_show_and_shows_no_zero(open
     assert found["kv"] == "KV cache: at most 19.0 % of blocks in use"
     shown = html(page)
     assert "how many of their slots hold a token is unknown without the probe" in shown
-    assert "come from stock servers" in shown
+    assert "are known from stock spans alone" in shown
     assert "stock vLLM" in shown
     assert "did not finish" not in shown
     assert "preempt" not in shown.replace("what preemption cost", "")
@@ -106,7 +106,7 @@ def test_a_mix_says_of_how_many_requests_the_reason_is_known(open_page: AppTest,
     assert f"{count_text(known)} of {count_text(len(counts))} requests" in html(page)
     assert re.search(r"of tail queue time: [a-zA-Z ]+, [\d.]+ % unknown", sections(page)["blocked"])
     stock = sum(r.source == "stock" and r.quality is None for r in requests)
-    assert f"{count_text(stock)} more requests come from stock servers" in html(page)
+    assert f"{count_text(stock)} more are known from stock spans alone" in html(page)
     page = page.button_group(key="blocked_group").set_value("all").run()
     assert not page.exception
     assert "Mean queue time of all requests" in html(page)
@@ -245,7 +245,7 @@ def test_endings_are_shares_of_the_requests_that_tell(tmp_path: Path) -> None:
     requests = [Told(), Told(), Told(records="stock"), lost, replace(lost, at=NOON + STEP)]
     found = outcomes(connect(fill(tmp_path, requests), BUCKETS), HOUR, "rows", STEP)
     assert endings_view.headline(found) == "50.0 % of 4 requests did not finish"
-    assert "1 more requests come from stock servers" in endings_view.under(found)
+    assert "1 more are known from stock spans alone" in endings_view.under(found)
     figure = endings_view.endings_figure(found, LIGHT)
     assert [trace["name"] for trace in figure["data"]] == ["all requests", "aborted"]
     assert figure["data"][0]["y"] == [0.4, 0.1, 0, 0, 0, 0]
