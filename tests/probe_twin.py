@@ -231,7 +231,7 @@ class Chaos:
         ran, own, key = self.pipeline.pop(0)
         if random.random() < 0.1 and (victims := self.alive("queued", "prefill", "decode", "preempted", "recompute")):
             self.abort(random.choice(victims))
-        accounting.update_begins()
+        accounting.in_update = True
         now = self.pass_time(8_000_000 if random.random() < 0.9 else 60_000_000)
         ran.began, ran.end, ran.tick_from = max(ran.start, self.last_end), now, self.last_end
         self.last_end = now

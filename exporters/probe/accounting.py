@@ -2,7 +2,7 @@
 
 Events come in the order in which the engine core makes them: any number of `added`, `ended`, `preempted`; then
 `schedule_begins`, the `preempted` of that scan, `schedule_ends`; then, for the oldest step not yet processed,
-`update_begins`, the `ended` and `paused_session` of its output, `update_ends`. With asynchronous scheduling or
+`in_update` set, the `ended` and `paused_session` of its output, `update_ends`. With asynchronous scheduling or
 pipeline parallelism several steps are scheduled before the first is processed.
 """
 
@@ -24,7 +24,9 @@ class Accounting(Lives):
         super().__init__(observer)
         self.pipeline: deque[Step] = deque()
         self.now_ns = 0
-        self.in_schedule = self.in_update = False
+        self.in_schedule = False
+        self.in_update = False
+        """Set while the output of a step is taken in: who ends then does so when that ends."""
         self.step_count = self.step_sum_ns = self.step_longest_ns = 0
         self.prefill_tokens = self.decode_tokens = self.lost_tokens = 0
         self.preemptions = self.finished = self.failed = self.aborted = 0
@@ -152,16 +154,15 @@ class Accounting(Lives):
                 self.awaiting[chunk.life] = None
         step = Step(key, self.now_ns, tokens, sequences - len(kept), kept)
         self.pipeline.append(step)
-        self.waiting.found(reason, head, blocker)
+        waiting = self.waiting
+        waiting.clock.reason = reason
+        waiting.head = head
+        waiting.blocker = blocker
         self.prefill_tokens += step.prefill_tokens
         self.decode_tokens += tokens - step.prefill_tokens
         return step
 
     # Its output
-
-    def update_begins(self) -> None:
-        """The scheduler starts to take in the output of a step."""
-        self.in_update = True
 
     def paused_session(self, life: Life, tokens: int, waits: bool) -> None:
         """A turn of a session ended with ``tokens`` of output; ``waits``: there is no further input yet."""

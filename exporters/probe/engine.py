@@ -49,7 +49,7 @@ class Engine:
         self._random_ids = process.settings.random_ids
         self._put = process.outbox.put
         self._tables = [m.req_to_blocks for m in scheduler.kv_cache_manager.coordinator.single_type_managers]
-        pool = scheduler.kv_cache_manager.block_pool
+        self._pool = pool = scheduler.kv_cache_manager.block_pool
         if pool.enable_caching and len(pool.cached_block_hash_to_block) >= 0:
             setattr(pool, EVICTED, self.meters.evicted)
         self._holder: str | None = None
@@ -66,6 +66,7 @@ class Engine:
         """No more samples, and nobody is in flight any more as far as the series know."""
         self.off = True
         self.accounting.in_flight.clear()
+        self._pool.__dict__.pop(EVICTED, None)
 
     # Between steps
 
@@ -203,7 +204,7 @@ class Engine:
     def update_begins(self, output: Any, result: Any) -> None:
         """The scheduler is about to take in what the model made of a step."""
         self._update_ns = monotonic_ns()
-        self.accounting.update_begins()
+        self.accounting.in_update = True
         drafts = output.scheduled_spec_decode_tokens
         if drafts:
             self._count_drafts(drafts, output.num_invalid_spec_tokens, result)

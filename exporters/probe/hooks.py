@@ -25,31 +25,27 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
     if WRAPPED in vars(scheduler_class):
         return
     setattr(scheduler_class, WRAPPED, True)
-    on = True
-    engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+    schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def gone() -> None:
-        nonlocal on
-        on = False
-        for engine in engines:
-            engine.switch_off()
+        for scheduler in schedulers:
+            engine, scheduler.__dict__[STATE] = scheduler.__dict__.get(STATE), False
+            if engine:
+                engine.switch_off()
 
     def hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return guarded(f"engine.{name}", function, gone)
 
-    made = hook("start", make)
+    def remember_and_make(scheduler: Any) -> Engine | None:
+        schedulers.add(scheduler)
+        return make(scheduler)
 
-    def engine_of(scheduler: Any) -> Any:
-        """The engine, made at the first call; None where the probe is off."""
-        if not on:
-            return None
-        try:
-            return scheduler.__dict__[STATE]
-        except KeyError:
-            engine = scheduler.__dict__[STATE] = made(scheduler)
-            if engine is not None:
-                engines.add(engine)
-            return engine
+    made = hook("start", remember_and_make)
+
+    def first_call(scheduler: Any) -> Any:
+        """Makes its engine; False where the probe is off."""
+        engine = scheduler.__dict__[STATE] = made(scheduler) or False
+        return engine
 
     def replace(owner: Any, name: str, make_wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
@@ -58,7 +54,8 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
     def init(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Any, *arguments: Any, **named: Any) -> None:
             original(self, *arguments, **named)
-            engine_of(self)
+            if STATE not in self.__dict__:
+                first_call(self)
 
         return __init__
 
@@ -67,8 +64,8 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         ends = hook("schedule_ends", Engine.schedule_ends)
 
         def schedule(self: Any, throttle_prefills: bool = False) -> Any:
-            engine = engine_of(self)
-            if engine is None:
+            engine = self.__dict__.get(STATE)
+            if not engine and (engine is False or not (engine := first_call(self))):
                 return original(self, throttle_prefills)
             begins(engine, throttle_prefills)
             output = original(self, throttle_prefills)
@@ -82,8 +79,8 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         ends = hook("update_ends", Engine.update_ends)
 
         def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
-            engine = engine_of(self)
-            if engine is None:
+            engine = self.__dict__.get(STATE)
+            if not engine and (engine is False or not (engine := first_call(self))):
                 return original(self, scheduler_output, model_runner_output)
             begins(engine, scheduler_output, model_runner_output)
             result = original(self, scheduler_output, model_runner_output)
@@ -99,8 +96,8 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
             tell = hook(name, function)
 
             def hooked(self: Any, request: Any, *arguments: Any, **named: Any) -> Any:
-                engine = engine_of(self)
-                if engine is not None:
+                engine = self.__dict__.get(STATE)
+                if engine or (engine is None and (engine := first_call(self))):
                     tell(engine, request)
                 return original(self, request, *arguments, **named)
 
@@ -112,7 +109,8 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         tell = hook("turn_ended", Engine.turn_ended)
 
         def _handle_stopped_request(self: Any, request: Any) -> Any:
-            if not getattr(request, "resumable", False) or (engine := engine_of(self)) is None:
+            engine = self.__dict__.get(STATE) if getattr(request, "resumable", False) else None
+            if not engine:
                 return original(self, request)
             tokens = request.num_output_tokens
             finished = original(self, request)
@@ -125,8 +123,7 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         tell = hook("paused", Engine.paused)
 
         def set_pause_state(self: Any, pause_state: Any) -> Any:
-            engine = engine_of(self)
-            if engine is not None:
+            if engine := self.__dict__.get(STATE):
                 tell(engine)
             return original(self, pause_state)
 
@@ -137,8 +134,7 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
 
         def _handle_blocked_waiting_request(self: Any, request: Any) -> Any:
             ready = original(self, request)
-            engine = engine_of(self)
-            if engine is not None:
+            if engine := self.__dict__.get(STATE):
                 tell(engine, self, request, ready)
             return ready
 
@@ -149,8 +145,7 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
 
         def _select_waiting_queue_for_scheduling(self: Any) -> Any:
             queue = original(self)
-            engine = engine_of(self)
-            if engine is not None:
+            if engine := self.__dict__.get(STATE):
                 tell(engine, self, queue)
             return queue
 
@@ -161,7 +156,7 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         count = hook("evicted", lambda pool, cached: getattr(pool, EVICTED)(cached - len(_cached(pool))))
 
         def get_new_blocks(self: Any, num_blocks: int) -> Any:
-            if not on or EVICTED not in self.__dict__:
+            if EVICTED not in self.__dict__:
                 return original(self, num_blocks)
             cached = len(_cached(self))
             blocks = original(self, num_blocks)

@@ -17,6 +17,7 @@ class Waiting:
         self.budget_log = BlockerLog()
         self.blocks_log = BlockerLog()
         self.head: Life | None = None
+        """At whom the last scan stopped; the clock's reason says why, and ``blocker`` has what that one wants."""
         self.blocker: str | None = None
         self.newcomers: list[Life] = []
 
@@ -39,12 +40,6 @@ class Waiting:
                     life.since_ns = now_ns
                     life.queue_open = reading
             self.newcomers.clear()
-
-    def found(self, reason: int, head: Life | None, blocker: str | None) -> None:
-        """What stopped the scan, at whom, and who has what that one wants."""
-        self.clock.reason = reason
-        self.head = head
-        self.blocker = blocker
 
     def left(self, life: Life, now_ns: int) -> None:
         """Somebody ends, maybe at the head and in the middle of a step."""
