@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe_twin import Chaos, Twin
+from probe_twin import Chaos, Told, Twin
+from vllm_slo.exporters.probe.accounting import Accounting
+from vllm_slo.exporters.probe.life import Life
+from vllm_slo.exporters.probe.steps import Chunk
 
 
 def compare(chaos: Chaos) -> None:
@@ -70,3 +73,61 @@ def test_long_histories_equal_the_direct_sum(depth: int, seed: int) -> None:
     chaos = Chaos(Random(seed), depth)
     chaos.run(1500)
     compare(chaos)
+
+
+def one_step(life: Life) -> tuple[Accounting, list[Life], object]:
+    """An engine in whose first step, from 100 on, all of the prompt of 10 tokens is computed."""
+    ended: list[Life] = []
+    accounting = Accounting(Told(), ended.append)
+    accounting.added(life)
+    accounting.schedule_begins(100)
+    accounting.admitted(life, 0)
+    key = object()
+    accounting.schedule_ends(key, 10, 1, [Chunk(life, 10, 10, True)], 0)
+    return accounting, ended, key
+
+
+def test_a_pooling_request_has_its_output_when_it_ends() -> None:
+    life = Life("pooled", 90)
+    accounting, ended, key = one_step(life)
+    accounting.in_update = True
+    accounting.ended(life, 140, "stop", 10)
+    accounting.update_ends(key, 150, [])
+    assert ended == [life]
+    assert (life.first_token_ns, life.end_ns) == (150, 150)
+    assert (life.queue, life.prefill, life.prefill_own, life.decode) == (10, 50, 50, 0)
+
+
+def test_an_output_of_a_step_that_nobody_knows_changes_no_other() -> None:
+    life = Life("one", 90)
+    accounting, _, key = one_step(life)
+    accounting.update_ends(object(), 120, [])
+    accounting.update_ends(key, 150, [life])
+    assert life.prefill_own == 50
+
+
+def test_an_update_whose_end_was_missed_leaves_nobody_behind() -> None:
+    life = Life("one", 90)
+    accounting, ended, _ = one_step(life)
+    accounting.in_update = True
+    accounting.ended(life, 140, "stop", 10)
+    accounting.schedule_begins(200)
+    assert ended == []
+    assert not accounting.in_flight
+    assert not accounting.prefilling
+    assert accounting.cells == {}
+    assert accounting.running == 0
+
+
+def test_the_time_of_a_pause_is_no_part_of_a_step() -> None:
+    life = Life("one", 90)
+    accounting, _, key = one_step(life)
+    accounting.update_ends(key, 150, [life])
+    accounting.paused()
+    accounting.schedule_begins(10_000)
+    second = object()
+    accounting.schedule_ends(second, 1, 1, [], 0)
+    accounting.update_ends(second, 10_040, [])
+    assert accounting.step_longest_ns == 50
+    accounting.ended(life, 10_050, "abort")
+    assert (life.decode_work, life.decode_slowdown) == (40, 9_850 + 10)
