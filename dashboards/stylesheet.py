@@ -45,7 +45,8 @@ def stylesheet(palette: Palette) -> str:
 .slo-heat td:last-child, .slo-heat tr.total td {{ background: none; }}
 .slo-heat tr.total td, .slo-heat tr.total th {{ border-top: 1px solid {palette.line}; border-radius: 0; }}
 .slo-heat .note, .slo-note {{ color: {palette.quiet}; font-size: .8rem; margin: .25rem 0 0; }}
-.slo-health {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: .5rem 2.2rem; }}
+.slo-health {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, max(300px, 40%)), 1fr));
+  gap: .9rem 2.2rem; }}
 .slo-health table {{ width: 100%; border: none; border-collapse: collapse; font-size: .86rem; color: {palette.text};
   font-variant-numeric: tabular-nums; }}
 .slo-health caption {{ caption-side: top; text-align: left; font-weight: 600; font-size: .95rem; color: {palette.text};

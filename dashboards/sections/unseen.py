@@ -13,5 +13,5 @@ def unseen(view: View) -> None:
         "Not visible without the probe",
         f"What blocked the queue, what preemption cost, and requests that were given up, failed or were refused: "
         f"unknown. All {count_text(view.counts.requests)} requests of this selection are known from stock spans alone. "
-        "pip install vllm-slo beside vLLM adds them; `vllm-slo doctor` checks whether it took.",
+        "pip install vllm-slo beside vLLM adds them; vllm-slo doctor says whether it runs.",
     )
