@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,25 +24,32 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request. The client goes away after ``leave_after`` pieces of the answer's body, or so many seconds."""
+    """One HTTP request. Its client may go away: after so many pieces of the answer's body; so many seconds after the
+    server has the request; when all others have ended.
+    """
 
     name: str
     route: str
     body: dict[str, Any]
     leave_after_pieces: int | None = None
     leave_after_seconds: float | None = None
+    leave_last: bool = False
     tenant: str = "blue"
 
 
 @dataclass
 class Seen:
-    """What the client saw; seconds from the moment it sent the request."""
+    """What the client saw; seconds from the moment it sent the request.
+
+    ``scheduling_seconds``: for how long client and server waited for a core until the first byte, where that is known.
+    """
 
     call: Call
     status: int | None = None
     reasons: list[str] = field(default_factory=list)
     first_byte_seconds: float | None = None
     duration_seconds: float = 0.0
+    scheduling_seconds: float = 0.0
     left: bool = False
     stream_error: int | None = None
 
@@ -71,19 +81,20 @@ class Seen:
 def completion(name: str, tokens: int, output: int, draw: int, **more: Any) -> Call:
     """A completion of random token ids that ends at its limit."""
     prompt = random.Random(draw).choices(range(3, 1024), k=tokens)
-    leave = {key: more.pop(key) for key in ("leave_after_pieces", "leave_after_seconds", "tenant") if key in more}
+    own = {key: more.pop(key) for key in CALL if key in more}
     body = {"prompt": prompt, "max_tokens": output, "ignore_eos": True, "temperature": 0.0, **more}
-    return Call(name, COMPLETIONS, {"model": MODEL_NAME, **body}, **leave)
+    return Call(name, COMPLETIONS, {"model": MODEL_NAME, **body}, **own)
 
 
 def chat(name: str, words: str, output: int, **more: Any) -> Call:
     """A chat that ends at its limit."""
-    leave = {key: more.pop(key) for key in ("leave_after_pieces", "leave_after_seconds", "tenant") if key in more}
+    own = {key: more.pop(key) for key in CALL if key in more}
     messages = [{"role": "user", "content": words}]
     body = {"messages": messages, "max_tokens": output, "ignore_eos": True, "temperature": 0.0, **more}
-    return Call(name, CHAT, {"model": MODEL_NAME, "chat_template": TEMPLATE, **body}, **leave)
+    return Call(name, CHAT, {"model": MODEL_NAME, "chat_template": TEMPLATE, **body}, **own)
 
 
+CALL = ("leave_after_pieces", "leave_after_seconds", "leave_last", "tenant")
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -92,7 +103,7 @@ def send(url: str, calls: Sequence[Call], at_once: int, spread_seconds: float = 
     return asyncio.run(_send(url, calls, at_once, spread_seconds))
 
 
-def send_alone(url: str, calls: Sequence[Call]) -> list[Seen]:
+def send_alone(url: str, calls: Sequence[Call], server_process: int) -> list[Seen]:
     """Sends streamed calls one at a time over connections that stand already; the client does nothing else."""
     address = urlsplit(url)
     assert address.hostname is not None
@@ -100,11 +111,13 @@ def send_alone(url: str, calls: Sequence[Call]) -> list[Seen]:
     for call in calls:
         connection = HTTPConnection(address.hostname, address.port, timeout=60)
         connection.connect()
-        body, seen, started = json.dumps(call.body), Seen(call), time.monotonic()
+        seen, body = Seen(call), json.dumps(call.body)
+        waited, started = _waited(server_process), time.monotonic()
         connection.request("POST", call.route, body, _headers(call))
         response = connection.getresponse()
         first = response.read(1)
         seen.first_byte_seconds = time.monotonic() - started
+        seen.scheduling_seconds = _waited(server_process) - waited
         seen.status = response.status
         seen.note(first + response.read())
         seen.duration_seconds = time.monotonic() - started
@@ -113,46 +126,76 @@ def send_alone(url: str, calls: Sequence[Call]) -> list[Seen]:
     return found
 
 
+def _waited(process: int) -> float:
+    """Seconds for which the main threads of that process and of this one have waited for a core, so far."""
+    # https://docs.kernel.org/scheduler/sched-stats.html: the second number.
+    stats = (Path(f"/proc/{each}/schedstat").read_text().split() for each in (process, os.getpid()))
+    return sum(int(numbers[1]) for numbers in stats) / 1e9
+
+
 def _headers(call: Call) -> dict[str, str]:
     return {"X-Request-Id": call.name, "X-Tenant": call.tenant, "Content-Type": "application/json"}
 
 
 async def _send(url: str, calls: Sequence[Call], at_once: int, spread_seconds: float) -> list[Seen]:
-    limit = asyncio.Semaphore(at_once)
+    limit, others = asyncio.Semaphore(at_once), asyncio.Event()
+    going = sum(not call.leave_last for call in calls)
     # A connection per request: one that goes away must not take another's with it.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
     async def one(client: httpx.AsyncClient, index: int, call: Call) -> Seen:
+        nonlocal going
         await asyncio.sleep(spread_seconds * index / len(calls))
         async with limit:
-            return await _call(client, url, call)
+            seen = await _call(client, url, call, others)
+        going -= not call.leave_last
+        if not going:
+            others.set()
+        return seen
 
     async with httpx.AsyncClient(timeout=300, limits=limits, trust_env=False) as client:
         return await asyncio.gather(*(one(client, index, call) for index, call in enumerate(calls)))
 
 
-async def _call(client: httpx.AsyncClient, url: str, call: Call) -> Seen:
-    seen = Seen(call)
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(call.leave_after_seconds):
-            await _read(client, url, call, seen, started)
-    except TimeoutError:
-        seen.left = True
+async def _call(client: httpx.AsyncClient, url: str, call: Call, others: asyncio.Event) -> Seen:
+    seen, started, there = Seen(call), time.monotonic(), asyncio.Event()
+    reading = asyncio.create_task(_read(client, url, call, seen, started, there))
+    if call.leave_last or call.leave_after_seconds is not None:
+        await there.wait()
+        going = asyncio.create_task(others.wait() if call.leave_last else asyncio.sleep(call.leave_after_seconds or 0))
+        await asyncio.wait([reading, going], return_when=asyncio.FIRST_COMPLETED)
+        going.cancel()
+        seen.left = not reading.done()
+        if seen.left:
+            reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
     seen.duration_seconds = time.monotonic() - started
     return seen
 
 
-async def _read(client: httpx.AsyncClient, url: str, call: Call, seen: Seen, started: float) -> None:
-    request = client.stream("POST", url + call.route, content=json.dumps(call.body), headers=_headers(call))
-    pieces: list[bytes] = []
-    async with request as response:
-        seen.status = response.status_code
-        async for piece in response.aiter_raw():
-            if seen.first_byte_seconds is None:
-                seen.first_byte_seconds = time.monotonic() - started
-            pieces.append(piece)
-            if call.leave_after_pieces is not None and len(pieces) >= call.leave_after_pieces:
-                seen.left = True
-                return
-    seen.note(b"".join(pieces))
+async def _read(
+    client: httpx.AsyncClient, url: str, call: Call, seen: Seen, started: float, there: asyncio.Event
+) -> None:
+    """``there`` is set when the server has the request: it answers, or all of it is sent and the answer comes last."""
+
+    async def trace(event: str, info: object) -> None:
+        if event == "http11.send_request_body.complete" and not call.body.get("stream"):
+            there.set()
+
+    body, pieces, extensions = json.dumps(call.body), list[bytes](), {"trace": trace}
+    request = client.stream("POST", url + call.route, content=body, headers=_headers(call), extensions=extensions)
+    try:
+        async with request as response:
+            there.set()
+            seen.status = response.status_code
+            async for piece in response.aiter_raw():
+                if seen.first_byte_seconds is None:
+                    seen.first_byte_seconds = time.monotonic() - started
+                pieces.append(piece)
+                if call.leave_after_pieces is not None and len(pieces) >= call.leave_after_pieces:
+                    seen.left = True
+                    return
+        seen.note(b"".join(pieces))
+    finally:
+        there.set()

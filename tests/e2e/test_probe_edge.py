@@ -18,7 +18,7 @@ from e2e.edge_clients import CHAT, COMPLETIONS, Call, Seen, chat, completion, se
 from e2e.otlp_recorder import Kept, Recorder, recorder
 from e2e.probe_server import probe_environment
 from e2e.product import free_port, wait_until
-from e2e.vllm_server import MODEL_NAME, build_model, serve
+from e2e.vllm_server import MODEL_NAME, VllmServer, build_model, serve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,8 +28,6 @@ QUEUED = 24
 OUTCOME = "finish_reason"
 ENDLESS = 30_000
 """Tokens asked for by clients that leave: more than can be made before the server knows of it."""
-SCHEDULING_SECONDS = 0.02
-"""Until a core is free for whoever has to read, on a machine whose cores are busy."""
 FRONTEND, EDGE, STOCK = "vllm_slo.frontend_request", "vllm_slo.edge_request", "llm_request"
 
 
@@ -58,8 +56,8 @@ def client_id(record: Kept) -> str:
 
 
 @contextmanager
-def server(python: str, folder: Path, sink: Recorder, arguments: Sequence[str]) -> Iterator[str]:
-    """A vLLM whose own spans and whose probe's go to ``sink``; its address."""
+def server(python: str, folder: Path, sink: Recorder, arguments: Sequence[str]) -> Iterator[VllmServer]:
+    """A vLLM whose own spans and whose probe's go to ``sink``."""
     environment = {
         **probe_environment(folder),
         "VLLM_SLO_OTLP_PROTOCOL": "http/protobuf",
@@ -79,7 +77,7 @@ def server(python: str, folder: Path, sink: Recorder, arguments: Sequence[str]) 
         arguments=(*options, *arguments),
         environment=environment,
     ) as running:
-        yield running.url
+        yield running
 
 
 def as_vllm_serve(python: str, folder: Path) -> str:
@@ -138,12 +136,13 @@ def special() -> list[Call]:
 
 
 def impatient() -> list[Call]:
-    """Slots taken by long ones; behind these some are left while queued, one while its prompt is computed."""
+    """Slots are taken by three that go on and on; a long prompt is left while it is computed, others while queued."""
     return [
-        *(completion(f"holder-{n}", 100, ENDLESS, 80 + n, leave_after_seconds=5.0) for n in range(3)),
-        completion("prefilling", 35_000, 4, 70, stream=True, leave_after_seconds=2.0),
-        *(completion(f"queued-{n}", 100, 50, 90 + n, stream=True, leave_after_seconds=2.0) for n in range(4)),
-        *(completion(f"queued-whole-{n}", 100, 50, 95 + n, leave_after_seconds=2.0) for n in range(2)),
+        *(completion(f"holder-{n}", 100, ENDLESS, 80 + n, leave_last=True) for n in range(3)),
+        completion("prefilling", 35_000, 4, 70, stream=True, leave_after_seconds=0.5),
+        completion("holder-3", 100, ENDLESS, 83, stream=True, leave_last=True),
+        *(completion(f"queued-{n}", 100, 50, 90 + n, stream=True, leave_after_seconds=0.3) for n in range(4)),
+        *(completion(f"queued-whole-{n}", 100, 50, 95 + n, leave_after_seconds=0.5) for n in range(2)),
     ]
 
 
@@ -166,9 +165,10 @@ def burst() -> list[Call]:
     return [completion(f"burst-{n}", 64, 60, 200 + n, stream=n % 2 == 0) for n in range(2 * QUEUED)]
 
 
-def drive(url: str, recorded: Recorder) -> Run:
+def drive(server: VllmServer, recorded: Recorder) -> Run:
     """Sends all of it and waits until nothing more is recorded."""
-    alone = send_alone(url, [completion(f"alone-{n}", 50, 10, 300 + n, stream=True) for n in range(40)])
+    url, one_by_one = server.url, [completion(f"alone-{n}", 50, 10, 300 + n, stream=True) for n in range(40)]
+    alone = send_alone(url, one_by_one, server.process_id)
     seen = [
         *alone,
         *send(url, ordinary(), 12, spread_seconds=4.0),
@@ -202,8 +202,8 @@ def differences(run: Run) -> dict[str, tuple[list[str], list[str]]]:
 def run(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """One server, all clients."""
     folder = tmp_path_factory.mktemp("edge")
-    with recorder() as sink, server(vllm_python, folder, sink, ("--middleware", MIDDLEWARE)) as url:
-        yield drive(url, sink)
+    with recorder() as sink, server(vllm_python, folder, sink, ("--middleware", MIDDLEWARE)) as running:
+        yield drive(running, sink)
 
 
 def test_every_request_of_every_client_is_recorded_with_its_outcome_and_none_twice(run: Run) -> None:
@@ -234,15 +234,14 @@ def test_refused_requests_say_which_limit_refused_them(run: Run) -> None:
 
 def test_the_first_byte_is_timed_as_the_client_saw_it(run: Run) -> None:
     records = run.records()
-    late = []
+    unexplained = []
     for each in run.alone:
         (record,) = records[each.call.name]
         assert each.first_byte_seconds is not None
-        late.append(each.first_byte_seconds - record.attributes["time_to_first_byte_nanoseconds"] / 1e9)
-    assert min(late) >= 0, "no client has a byte before it is sent"
-    # Both ends wait for a core; the quicker half of them tells how far apart the clocks are.
-    assert statistics.median(late) <= 0.005 + SCHEDULING_SECONDS, late
-    assert statistics.quantiles(late, n=4)[0] <= 0.005, late
+        late = each.first_byte_seconds - record.attributes["time_to_first_byte_nanoseconds"] / 1e9
+        assert late >= 0, "no client has a byte before it is sent"
+        unexplained.append(late - each.scheduling_seconds)
+    assert statistics.median(unexplained) <= 0.005, unexplained
     for each in run.seen:
         for record in records[each.call.name]:
             first = record.attributes.get("time_to_first_byte_nanoseconds")
@@ -284,18 +283,18 @@ def test_two_api_servers_lose_and_double_nothing(vllm_python: str, tmp_path: Pat
     arguments = ("--middleware", MIDDLEWARE, "--api-server-count", "2")
     # Made before the interpreter is wrapped.
     build_model(vllm_python, ROOT / ".cache" / MODEL_NAME)
-    with recorder() as sink, server(as_vllm_serve(vllm_python, tmp_path), tmp_path, sink, arguments) as url:
-        run = drive(url, sink)
+    with recorder() as sink, server(as_vllm_serve(vllm_python, tmp_path), tmp_path, sink, arguments) as running:
+        run = drive(running, sink)
         assert differences(run) == {}, differences(run)
         assert len({span.resource["vllm.process_id"] for span in sink.named(STOCK)}) == 2, "both had requests"
 
 
 @pytest.mark.slow
 def test_without_the_middleware_refusals_are_still_counted_and_once(vllm_python: str, tmp_path: Path) -> None:
-    with recorder() as sink, server(vllm_python, tmp_path, sink, ()) as url:
+    with recorder() as sink, server(vllm_python, tmp_path, sink, ()) as running:
         staying = [call for call in special() if call.leave_after_pieces is None]
-        seen = send(url, [*staying, *burst()], 1000)
-        page = httpx.get(url + "/metrics").text
+        seen = send(running.url, [*staying, *burst()], 1000)
+        page = httpx.get(running.url + "/metrics").text
         theirs = sum(
             float(line.rsplit(" ", 1)[1])
             for line in page.splitlines()
