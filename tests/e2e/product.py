@@ -45,12 +45,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(met: Callable[[], object], otherwise: str, seconds: float = 60.0) -> None:
+def wait_until(met: Callable[[], object], otherwise: str, seconds: float = 60.0, every: float = 0.5) -> None:
     """Returns when the condition holds; fails with the message when it does not within the time."""
     deadline = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < deadline, otherwise
-        time.sleep(0.5)
+        time.sleep(every)
 
 
 class Up:
