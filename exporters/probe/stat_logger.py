@@ -8,6 +8,7 @@ way. vLLM before 0.32 does not report refusals.
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -35,7 +36,12 @@ class SleepState:
         """The record."""
         title = f"engine asleep (level {self._level})" if self._asleep else "engine awake"
         detail = json.dumps({"asleep": self._asleep, "level": self._level})
-        attributes = {records.key("kind"): "note", records.key("title"): title, records.key("detail"): detail}
+        attributes = {
+            records.key("event_id"): f"sleep-{os.getpid():x}-{self._time_ns:x}",
+            records.key("kind"): "note",
+            records.key("title"): title,
+            records.key("detail"): detail,
+        }
         return SpanData(records.EVENT, self._time_ns, self._time_ns, attributes)
 
 
