@@ -37,6 +37,7 @@ ROUTES: frozenset[str] = frozenset(
         "/v1/chat/completions",
         "/v1/chat/completions/batch",
         "/v1/completions",
+        "/v1/decisions",
         "/v1/embeddings",
         "/v1/messages",
         "/v1/rerank",
