@@ -328,75 +328,80 @@ UNREACHABLE: dict[str, str] = {
     "engine.turn_ended": "no HTTP route streams a prompt into a running request",
 }
 
-_START = """
-import sys
-from vllm.plugins import load_general_plugins
-load_general_plugins()
+_CASES: dict[str, tuple[dict[str, str], str]] = {
+    "on": ({}, "off"),
+    "told": ({"VLLM_SLO_PROBE": "0"}, "off"),
+    "wrong": ({"VLLM_SLO_METRICS_PORT": "abc", "VLLM_SLO_QUEUE_SIZE": "many"}, "off"),
+    "put in": ({}, "always"),
+    "start": ({}, "engine.start"),
+}
+"""Name -> environment, and what raises."""
+
+_EACH = """
+import json, os, sys
 import vllm.v1.engine.async_llm, vllm.v1.engine.core, vllm.v1.engine.llm_engine, vllm.v1.worker.worker_base
-from vllm.v1.core.sched.scheduler import Scheduler
-print("wrapped" if hasattr(Scheduler.schedule, "__wrapped__") else "as it was")
 from schedulers import Engine, Shape, VirtualTime
-engine = Engine(Shape(), VirtualTime())
-for _ in range(20):
-    engine.add(100, 10)
-print("steps", engine.run())
+from vllm.plugins import load_general_plugins
+from vllm.v1.core.sched.scheduler import Scheduler
+for name, (environment, mode) in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        open(os.environ["POISON_MODE"], "w").write(mode)
+        os.environ.update(environment, POISON_LOG=os.environ["POISON_LOG"] + name)
+        load_general_plugins()
+        hooked = hasattr(Scheduler.schedule, "__wrapped__")
+        engine = Engine(Shape(), VirtualTime())
+        for _ in range(20):
+            engine.add(100, 10)
+        print(json.dumps([name, hooked, engine.run()]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, name
 """
 
 
-def start(python: str, folder: Path, mode: str) -> tuple[list[str], set[str]]:
-    """What a process with a real scheduler prints, and what its probe made and raised, when this is poisoned."""
-    (folder / "mode").write_text(mode)
+Started = tuple[dict[str, tuple[bool, int]], str, dict[str, set[str]]]
+
+
+@pytest.fixture(scope="module")
+def started(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Started:
+    """Processes with a real scheduler: case -> (whether it is hooked, steps), what all said, case -> poison's log."""
+    folder = tmp_path_factory.mktemp("started")
     environment = probe_environment(folder)
     environment |= {
         "PATH": "/usr/bin:/bin",
         "HOME": str(folder),
         "PYTHONPATH": os.pathsep.join((str(SITES / "poison"), environment["PYTHONPATH"], str(ROOT / "benchmarks"))),
         "POISON_MODE": str(folder / "mode"),
-        "POISON_LOG": str(folder / "poison"),
+        "POISON_LOG": str(folder / "poison "),
         "VLLM_SLO_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "VLLM_LOGGING_LEVEL": "INFO",
     }
-    done = subprocess.run([python, "-c", _START], env=environment, capture_output=True, text=True, timeout=120)
+    command = [vllm_python, "-c", _EACH, json.dumps(_CASES)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-2:], set((folder / "poison").read_text().splitlines())
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    noted = {log.name.removeprefix("poison "): set(log.read_text().splitlines()) for log in folder.glob("poison *")}
+    return {name: (hooked, steps) for name, hooked, steps in lines}, done.stdout + done.stderr, noted
 
 
-def test_a_probe_that_fails_when_it_is_put_in_leaves_vllm_as_it_was(vllm_python: str, tmp_path: Path) -> None:
-    (hooked, steps), noted = start(vllm_python, tmp_path, "always")
-    assert hooked == "as it was"
-    assert int(steps.split()[1]) > 10
-    at_start = {line.removeprefix("made ") for line in noted if line.startswith("made plugin.")}
-    assert len(at_start) > 2
-    assert {f"raised {name}" for name in at_start if "__init__" not in name} <= noted
-
-
-def test_a_probe_that_fails_when_the_engine_starts_lets_it_run(vllm_python: str, tmp_path: Path) -> None:
-    (hooked, steps), noted = start(vllm_python, tmp_path, "engine.start")
-    assert (hooked, "raised engine.start" in noted) == ("wrapped", True)
-    assert int(steps.split()[1]) > 10
-
-
-_SWITCHES = """
-import os, sys
-from vllm.plugins import load_general_plugins
-from vllm.v1.core.sched.scheduler import Scheduler
-for environment in ({}, {"VLLM_SLO_PROBE": "0"}, {"VLLM_SLO_METRICS_PORT": "abc", "VLLM_SLO_QUEUE_SIZE": "many"}):
-    if os.fork() == 0:
-        before = {name: vars(Scheduler)[name] for name in ("schedule", "update_from_output", "add_request")}
-        os.environ.update(environment)
-        load_general_plugins()
-        changed = [name for name, function in before.items() if vars(Scheduler)[name] is not function]
-        print("changed", len(changed), "by", environment, flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def test_the_probe_is_off_when_told_so_and_when_its_settings_are_wrong(vllm_python: str, tmp_path: Path) -> None:
-    environment = {**probe_environment(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [vllm_python, "-c", _SWITCHES], env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
-    said = done.stdout + done.stderr
-    assert [line.split()[1] for line in said.splitlines() if line.startswith("changed")] == ["3", "0", "0"], said
+def test_the_probe_is_off_when_told_so_and_when_its_settings_are_wrong(started: Started) -> None:
+    cases, said, _ = started
+    assert {name: cases[name][0] for name in ("on", "told", "wrong")} == {"on": True, "told": False, "wrong": False}
     assert "VLLM_SLO_METRICS_PORT: 'abc' is not a port; write 1 to 65535, or 0 for none" in said
     assert "VLLM_SLO_QUEUE_SIZE: 'many'" in said
+
+
+def test_a_probe_that_fails_when_it_is_put_in_or_when_the_engine_starts_lets_vllm_be(started: Started) -> None:
+    cases, _, noted = started
+    steps = cases["told"][1]
+    assert steps > 10
+    assert cases == {
+        "on": (True, steps),
+        "told": (False, steps),
+        "wrong": (False, steps),
+        "put in": (False, steps),
+        "start": (True, steps),
+    }
+    at_start = {line.removeprefix("made ") for line in noted["put in"] if line.startswith("made plugin.")}
+    assert len(at_start) > 2
+    assert {f"raised {name}" for name in at_start if "__init__" not in name} <= noted["put in"]
+    assert "raised engine.start" in noted["start"]
