@@ -1,8 +1,9 @@
-"""Engine samples that are new to the lake, for imports; the scraper's own are new by their time."""
+"""Engine samples that are new to the lake: imported ones and the probe's; the scraper's own are new by their time."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.exporters.schema import ENGINE_SAMPLES
@@ -15,10 +16,21 @@ def add(lake: Lake, samples: pa.Table, writer: tuple[str, int]) -> int:
 
     Appends with the application transaction ``writer``: a repeated call changes nothing and returns 0.
     """
+    if samples.num_rows == 0:
+        return 0
     lake.refresh(ENGINE_SAMPLES.name)
     days = {str(day) for day in samples["day"].unique().to_pylist()}
-    files = [file for file in lake.data_files(ENGINE_SAMPLES.name) if dict(file.partition)["day"] in days]
-    known = _keys(lake.read(ENGINE_SAMPLES.name, files, list(KEY)))
+    extremes = pc.min_max(samples["time"])
+    low, high = extremes["min"].as_py(), extremes["max"].as_py()
+    files = [
+        file
+        for file in lake.data_files(ENGINE_SAMPLES.name)
+        if dict(file.partition)["day"] in days
+        and (file.low is None or file.high is None or (file.low <= high and file.high >= low))
+    ]
+    there = lake.read(ENGINE_SAMPLES.name, files, list(KEY))
+    times = samples["time"].unique()
+    known = set(_rows(there.filter(pc.is_in(there["time"], value_set=times))))
     new: list[int] = []
     for position, key in enumerate(_rows(samples)):
         if key not in known:
@@ -28,10 +40,6 @@ def add(lake: Lake, samples: pa.Table, writer: tuple[str, int]) -> int:
     if rows.num_rows == 0:
         return 0
     return int(rows.num_rows) if lake.append(ENGINE_SAMPLES.name, rows, writer) else 0
-
-
-def _keys(rows: pa.Table) -> set[tuple[object, ...]]:
-    return set(_rows(rows))
 
 
 def _rows(rows: pa.Table) -> list[tuple[object, ...]]:

@@ -18,11 +18,16 @@ import pyarrow as pa
 import pytest
 
 from lake_rows import NO_REQUESTS, NO_SPANS, NOON, random_requests, requests, spans
+from probe_spans import Request, body, edge, event, sample
 from vllm_slo.analytics import rollup
 from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.drain import Applied, Drain
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.maintenance import Maintenance, MaintenanceSettings
+from vllm_slo.exporters.otlp import plain
+from vllm_slo.exporters.otlp.decoded import DecodeSettings
+from vllm_slo.exporters.otlp.lot import Lot
+from vllm_slo.serving.partners import request_ids, split, with_partners
 
 BUCKETS = Buckets()
 Segment = tuple[int, pa.Table, pa.Table]
@@ -119,6 +124,90 @@ def test_dying_around_any_commit_and_replaying_gives_the_same_rows(
         Maintenance(again, eager, lambda: NOON + timedelta(days=1)).run_once()
     _drain_all(Drain(again, BUCKETS))
     assert _content(tmp_path) == undisturbed
+
+
+_START = int(NOON.timestamp()) * 10**9
+_PROBED = [Request(f"cmpl-{number}-0", _START + number * 10**9) for number in range(12)]
+
+
+def _probe_segments() -> list[Lot]:
+    """Records of twelve requests over three segments: whole, torn apart, twice, aborted, refused, with children."""
+    torn, late = _PROBED[:4], _PROBED[4]
+    children = [Request("cmpl-n", _START, child=child) for child in (0, 1)]
+    aborted = Request("cmpl-aborted", _START, finish_reason="abort")
+    first = [
+        *(one.engine() for one in _PROBED[:9]),
+        *(one.stock() for one in _PROBED[5:]),
+        sample(_START),
+        late.engine(),
+    ]
+    second = [*(one.frontend() for one in _PROBED[:4]), *(one.frontend() for one in _PROBED[5:]), torn[0].engine()]
+    second += [aborted.frontend(), event(_START, "started"), edge("cmpl-refused", _START, 503)]
+    third = [*(one.stock() for one in torn), *(one.engine() for one in _PROBED[9:]), late.frontend(), aborted.engine()]
+    third += [record for child in children for record in (child.engine(), child.frontend())]
+    third += [sample(_START), sample(_START + 10**9), event(_START, "started"), Request("cmpl-n", _START).stock()]
+    return [plain.decode(body(spans), _START + 60 * 10**9, DecodeSettings()).lot for spans in (first, second, third)]
+
+
+def _drain_probe(drain: Drain, whole: set[int]) -> None:
+    """As the draining does: what later segments hold of a segment's requests goes with it, and is skipped later on
+    but for the segments in ``whole``, which another process, that remembers nothing, finds again."""
+    lots = _probe_segments()
+    given = list(lots)
+    for number in range(len(lots)):
+        mine = lots[number] if number in whole else given[number]
+        ids = request_ids(mine.requests)
+        taken = []
+        if number < 2:
+            rows, given[number + 1] = split(given[number + 1], ids)
+            taken = [] if rows is None else [rows]
+        drain.apply("spool", number + 1, with_partners(mine, taken).tables if taken else mine.tables)
+
+
+def _probe_content(place: Path) -> dict[str, list[Any]]:
+    lake = Lake.open(place, create=False)
+    more = {name: lake.read(name, lake.data_files(name)) for name in ("engine_samples", "events")}
+    return _content(place) | {name: sorted(table.to_pylist(), key=repr) for name, table in more.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    place = tmp_path_factory.mktemp("undisturbed_probe")
+    _drain_probe(Drain(Lake.open(place), BUCKETS), set())
+    _agree(place)
+    return _probe_content(place)
+
+
+def test_every_request_of_the_probe_counts_once(undisturbed_probe: dict[str, list[Any]]) -> None:
+    rows = undisturbed_probe["requests"]
+    counted = [row for row in rows if row["quality"] not in ("superseded", "late_record", "shared_request_id")]
+    wanted = {one.name for one in _PROBED} | {"cmpl-n", "cmpl-aborted", "cmpl-refused"}
+    assert sorted(row["request_id"] for row in counted) == sorted(wanted)
+    assert {row["records"] for row in counted if row["quality"] is None} >= {"engine+frontend+edge"}
+    assert {row["quality"] for row in rows if row["source"] == "stock"} == {"superseded"}
+    assert {row["finish_reason"] for row in counted if row["quality"] == "unfinished"} == {"abort", "rejected"}
+    assert len(undisturbed_probe["engine_samples"]) == 2
+    assert len(undisturbed_probe["events"]) == 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("commit", range(9))
+@pytest.mark.parametrize("maintained", [False, True], ids=["", "maintained"])
+def test_dying_around_any_commit_of_the_probes_records_gives_the_same_rows(
+    tmp_path: Path, undisturbed_probe: dict[str, list[Any]], commit: int, after: bool, maintained: bool
+) -> None:
+    lake = Dying.open(tmp_path)
+    assert isinstance(lake, Dying)
+    lake.left, lake.after = commit, after
+    with pytest.raises(Died):
+        _drain_probe(Drain(lake, BUCKETS), set())
+    again = Lake.open(tmp_path)
+    if maintained:
+        eager = MaintenanceSettings(fan_in=2, grace=timedelta(0))
+        Maintenance(again, eager, lambda: NOON + timedelta(days=1)).run_once()
+    _drain_probe(Drain(again, BUCKETS), {1, 2})
+    _agree(tmp_path)
+    assert _probe_content(tmp_path) == undisturbed_probe
 
 
 def test_replaying_everything_brings_nothing(tmp_path: Path, undisturbed: dict[str, list[Any]]) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from e2e.product import free_port
 from e2e.spans import Request, body
+from probe_spans import Request as ProbeRequest
+from probe_spans import body as probe_body
+from probe_spans import event, sample
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.decoded import DecodeSettings
@@ -152,10 +155,14 @@ class Sender:
             sent = 0
             while not self.ending.is_set():
                 sent += 1
-                data = requests(self.rng.choice((1, 8, 60)), f"{self.name}-{sent}")
+                data = self.body(sent)
                 self._until_acknowledged(export, data)
                 if self.rng.random() < 0.1:
                     self._until_acknowledged(export, data)
+
+    def body(self, number: int) -> bytes:
+        """What is sent as the n-th body."""
+        return requests(self.rng.choice((1, 8, 60)), f"{self.name}-{number}")
 
     def _until_acknowledged(self, export: grpc.UnaryUnaryMultiCallable, data: bytes) -> None:
         while True:
@@ -199,42 +206,126 @@ def assert_exactly_once(lake: Path, acknowledged: list[SpanKey]) -> None:
         assert counted_in_rollups(lake, level) == found.total()
 
 
+def killed_and_restarted(up: Receiver, senders: Sequence[Sender], kills: int, rng: random.Random) -> int:
+    """Kills the receiver again and again while all send; how often it answered in between. At the end it is stopped."""
+    threads = [threading.Thread(target=sender.run) for sender in senders]
+    for thread in threads:
+        thread.start()
+    answered = 0
+    for kill in range(kills):
+        up.start()
+        if kill % 5 == 4:
+            time.sleep(rng.uniform(0.0, 0.8))  # amid its start, recovery included
+        else:
+            up.wait_until_it_answers()
+            answered += 1
+            time.sleep(rng.expovariate(1 / 0.5) if kill % 10 else 2.5)  # at times long enough for a seal by age
+        up.kill()
+    up.start()
+    up.wait_until_it_answers()
+    for sender in senders:
+        sender.ending.set()
+    for thread in threads:
+        thread.join(60)
+    up.wait_until_drained()
+    assert up.metric("spans_accepted_total") > 0
+    up.stop()
+    assert [wrong for sender in senders for wrong in sender.wrong] == []
+    return answered
+
+
 @pytest.mark.timeout(400)
 def test_fifty_kills_under_load_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
-    rng = random.Random(20261130)
+    senders = [Sender(0, f"s{n}", random.Random(n)) for n in range(3)]
     with receiver(tmp_path / "lake", tmp_path / "up.log") as up:
-        senders = [Sender(up.grpc_port, f"s{n}", random.Random(n)) for n in range(3)]
-        threads = [threading.Thread(target=sender.run) for sender in senders]
-        for thread in threads:
-            thread.start()
-        answered = 0
-        for kill in range(KILLS):
-            up.start()
-            if kill % 5 == 4:
-                time.sleep(rng.uniform(0.0, 0.8))  # amid its start, recovery included
-            else:
-                up.wait_until_it_answers()
-                answered += 1
-                time.sleep(rng.expovariate(1 / 0.5) if kill % 10 else 2.5)  # at times long enough for a seal by age
-            up.kill()
-        up.start()
-        up.wait_until_it_answers()
         for sender in senders:
-            sender.ending.set()
-        for thread in threads:
-            thread.join(60)
-        up.wait_until_drained()
-        accepted = up.metric("spans_accepted_total")
-        up.stop()
+            sender.port = up.grpc_port
+        answered = killed_and_restarted(up, senders, KILLS, random.Random(20261130))
     acknowledged = [key for sender in senders for key in sender.acknowledged]
-    assert [wrong for sender in senders for wrong in sender.wrong] == []
     assert sum(sender.failures.total() for sender in senders) > KILLS, "the kills were felt"
     assert answered >= 40
     assert len(set(acknowledged)) > 1000
-    assert accepted > 0
     assert len(acknowledged) > len(set(acknowledged)), "some were sent again on purpose"
     assert_exactly_once(tmp_path / "lake", acknowledged)
     assert not (tmp_path / "lake" / "quarantine").exists()
+
+
+class ProbeSender(Sender):
+    """Sends one sort of the records of requests that others send the other sorts of, with samples among them."""
+
+    def __init__(self, port: int, sort: str, seed: int) -> None:
+        super().__init__(port, sort, random.Random(seed))
+        self.sent: list[str] = []
+
+    def body(self, number: int) -> bytes:
+        """Records of a few requests; the same number gives the same requests to every sort."""
+        made = []
+        for request in probed(number):
+            self.sent.append(request.name)
+            made.append(getattr(request, self.name)())
+        if self.name == "engine":
+            made.append(sample(NOW + number * 10**9))
+        return probe_body(made)
+
+
+def probed(number: int) -> list[ProbeRequest]:
+    """A few requests of a server with the probe; every seventh aborted."""
+    return [
+        ProbeRequest(
+            f"cmpl-{number}-{place}",
+            NOW - 10**9 + number * 1000,
+            finish_reason="abort" if (number + place) % 7 == 0 else "stop",
+        )
+        for place in range(5)
+    ]
+
+
+def assert_requests_once(lake: Path, sent: Mapping[str, set[str]]) -> Counter[str | None]:
+    """Every request counts once, no record is lost, the rollups agree; the marks of the rows."""
+    opened = Lake.open(lake, create=False)
+    rows = opened.read("requests", opened.data_files("requests")).to_pylist()
+    found: dict[str, set[str]] = {}
+    counted: Counter[str] = Counter()
+    marks: Counter[str | None] = Counter()
+    for row in rows:
+        # A row that has values of the stock one leaves it in the table.
+        words = row["records"].split("+")
+        found.setdefault(row["request_id"], set()).update(words if words == ["stock"] else set(words) - {"stock"})
+        marks[row["quality"]] += 1
+        counted[row["request_id"]] += row["quality"] not in ("superseded", "late_record")
+    wanted = {name: {*sorts, *(("edge",) if "frontend" in sorts else ())} for name, sorts in sent.items()}
+    assert found == wanted
+    assert set(counted.values()) == {1}, [name for name, count in counted.items() if count != 1][:5]
+    rollups = opened.read("rollups", opened.data_files("rollups"), ["level", "metric", "quality", "count"]).to_pylist()
+    for level in ("minute", "hour", "day"):
+        summed: Counter[str | None] = Counter()
+        for row in rollups:
+            if row["level"] == level and row["metric"] == "requests":
+                summed[row["quality"]] += row["count"]
+        assert summed == marks
+    return marks
+
+
+@pytest.mark.timeout(400)
+def test_kills_while_a_server_with_the_probe_sends_count_every_request_once(tmp_path: Path) -> None:
+    senders = [ProbeSender(0, sort, seed) for seed, sort in enumerate(("engine", "frontend", "stock"))]
+    with receiver(tmp_path / "lake", tmp_path / "up.log") as up:
+        for sender in senders:
+            sender.port = up.grpc_port
+        killed_and_restarted(up, senders, 20, random.Random(20261201))
+    sent: dict[str, set[str]] = {}
+    for sender in senders:
+        for name in sender.sent:
+            sent.setdefault(name, set()).add(sender.name)
+    assert len(sent) > 200
+    marks = assert_requests_once(tmp_path / "lake", sent)
+    assert marks["superseded"] > 0
+    assert marks[None] + marks["unfinished"] > 0.5 * len(sent), "most were merged"
+    samples = [key for sender in senders if sender.name == "engine" for key in sender.acknowledged]
+    opened = Lake.open(tmp_path / "lake", create=False)
+    times = opened.read("engine_samples", opened.data_files("engine_samples"), ["time"])["time"].to_pylist()
+    assert len(times) == len(set(times))
+    assert len(times) == len(set(samples)) - len({name for name in sent if "engine" in sent[name]})
 
 
 def test_a_clean_stop_leaves_nothing_in_the_spool(tmp_path: Path) -> None:
@@ -299,6 +390,45 @@ def test_the_same_spans_in_other_batches_from_another_process_are_known(tmp_path
     assert_exactly_once(tmp_path / "lake", [key for data in first for key in keys(data)])
 
 
+def died_between_commits(folder: Path, commits: Sequence[int]) -> None:
+    """Drains a spool in processes that die after so many commits each; the last one lives."""
+    command = [sys.executable, str(Path(__file__).with_name("dying_drain.py")), folder / "lake", folder / "spool"]
+    died, committed = 0, []
+    for count in (*commits, 0):
+        arguments = [*map(str, command), str(count)]
+        run = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+        committed += run.stdout.split()
+        if run.returncode == 0:
+            break
+        assert run.returncode == 9, run.stderr
+        died += 1
+    assert run.returncode == 0
+    assert died >= 6, f"it died between commits: {committed}"
+
+
+def test_death_after_any_commit_of_records_torn_over_segments_is_made_good(tmp_path: Path) -> None:
+    spool = Spool.open(tmp_path / "spool")
+    every = [request for number in range(6) for request in probed(number)]
+    chance = random.Random(5)
+    made = [(request, sort) for request in every for sort in ("engine", "frontend", "stock")]
+    chance.shuffle(made)
+    for at in range(0, len(made), 18):
+        records = [getattr(request, sort)() for request, sort in made[at : at + 18]]
+        again = [getattr(request, sort)() for request, sort in made[max(at - 4, 0) : at]]
+        more = [sample(NOW + at * 10**9), sample(NOW), event(NOW, "started"), event(NOW + at, "changed")]
+        spool.append([Record(time.time_ns(), probe_body([*records, *again, *more]))])
+        spool.seal()
+    spool.close()
+    died_between_commits(tmp_path, [1] * 30)
+    sent = {request.name: {"engine", "frontend", "stock"} for request in every}
+    marks = assert_requests_once(tmp_path / "lake", sent)
+    aborted = sum(request.finish_reason == "abort" for request in every)
+    assert marks == {None: len(every) - aborted, "unfinished": aborted, "superseded": len(every)}
+    opened = Lake.open(tmp_path / "lake", create=False)
+    for table, count in (("engine_samples", 5), ("events", 6)):
+        assert sum(file.rows for file in opened.data_files(table)) == count
+
+
 def test_death_between_the_commits_of_two_tables_is_made_good(tmp_path: Path) -> None:
     spool = Spool.open(tmp_path / "spool")
     mixed = ExportTraceServiceRequest.FromString(requests(20, "mixed"))
@@ -310,18 +440,7 @@ def test_death_between_the_commits_of_two_tables_is_made_good(tmp_path: Path) ->
         spool.append([Record(time.time_ns(), data)])
         spool.seal()
     spool.close()
-    command = [sys.executable, str(Path(__file__).with_name("dying_drain.py")), tmp_path / "lake", tmp_path / "spool"]
-    died, committed = 0, []
-    for commits in (1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 0):
-        arguments = [*map(str, command), str(commits)]
-        run = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
-        committed += run.stdout.split()
-        if run.returncode == 0:
-            break
-        assert run.returncode == 9, run.stderr
-        died += 1
-    assert run.returncode == 0
-    assert died >= 6, f"it died between commits: {committed}"
+    died_between_commits(tmp_path, (1, 1, 1, 2, *[1] * 8))
     found = in_lake(tmp_path / "lake") + in_lake(tmp_path / "lake", "spans")
     assert found == Counter(dict.fromkeys((key for data in bodies for key in keys(data)), 1))
     assert in_lake(tmp_path / "lake", "spans").total() == 10
