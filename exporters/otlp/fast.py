@@ -35,10 +35,12 @@ from vllm_slo.exporters.conventions import (
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.clean import prompt_text
 from vllm_slo.exporters.otlp.decoded import Decoded, DecodeSettings
+from vllm_slo.exporters.otlp.groups import parted
 from vllm_slo.exporters.otlp.lot import Lot
 from vllm_slo.exporters.otlp.proto import slim
 from vllm_slo.exporters.otlp.resources import Resource, is_vllm_scope, resource_of
 from vllm_slo.exporters.otlp.rows import Common, measure, requests_table
+from vllm_slo.exporters.records import SCOPE
 from vllm_slo.exporters.schema import TEXT
 
 _INSTALLED = find_spec("ptars") is not None
@@ -52,6 +54,14 @@ class _Unusual(Exception):
     """Something that only ``plain`` reads."""
 
 
+class _FromProbe(_Unusual):
+    """Some of the ``resource_spans``, those at ``positions``, are the probe's; the others are what vLLM writes."""
+
+    def __init__(self, positions: frozenset[int]) -> None:
+        super().__init__()
+        self.positions = positions
+
+
 def available() -> bool:
     """Whether ptars is installed (extra `fast`)."""
     return _INSTALLED
@@ -61,9 +71,32 @@ def decode(body: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
     """As ``plain.decode``: the same rows, refusals and errors."""
     try:
         lot = _requests(body, received_ns, settings)
+    except _FromProbe as found:
+        decoded = _apart(body, found.positions, received_ns, settings)
+        return decoded or plain.decode(body, received_ns, settings)
     except (_Unusual, pa.ArrowInvalid, ValueError):
         return plain.decode(body, received_ns, settings)
     return Decoded(lot=lot, clean_body=body)
+
+
+def _apart(body: bytes, positions: frozenset[int], received_ns: int, settings: DecodeSettings) -> Decoded | None:
+    """The probe's part by ``plain``, the other by its own right; null where something is refused, which needs its
+    place in the whole."""
+    parts = parted(body, positions)
+    if parts is None:
+        return None
+    others, probe = decode(parts[1], received_ns, settings), plain.decode(parts[0], received_ns, settings)
+    if others.refused or probe.refused:
+        return None
+    changed = others.clean_body != parts[1] or probe.clean_body != parts[0]
+    dropped = dict(others.dropped_attributes)
+    for pattern, count in probe.dropped_attributes.items():
+        dropped[pattern] = dropped.get(pattern, 0) + count
+    return Decoded(
+        lot=Lot.joined([others.lot, probe.lot]),
+        clean_body=others.clean_body + probe.clean_body if changed else body,
+        dropped_attributes=dropped,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -86,8 +119,14 @@ def _requests(body: bytes, received_ns: int, settings: DecodeSettings) -> Lot:
     scopes, group_of_scope = _items(groups.field("scope_spans"))
     spans, scope_of_span = _items(scopes.field("spans"))
     _require(len(spans))
-    for scope in set(_single(scopes.field("scope"))):
-        _require(len(scope) <= LARGEST_CACHED and _is_vllm_scope(scope, settings))
+    raw_scopes = _single(scopes.field("scope"))
+    for scope in set(raw_scopes):
+        _require(len(scope) <= LARGEST_CACHED)
+        if not _is_vllm_scope(scope, settings):
+            _require(_is_probe_scope(scope))
+            theirs = np.unique(group_of_scope[[_is_probe_scope(one) for one in raw_scopes]])
+            _require(len(theirs) < len(groups))
+            raise _FromProbe(frozenset(theirs.tolist()))
     _text(groups.field("schema_url").flatten())
     _text(scopes.field("schema_url").flatten())
     resources, resource_of_group = _resources(_single(groups.field("resource")), settings)
@@ -201,6 +240,11 @@ def _is_vllm_scope(raw: bytes, settings: DecodeSettings) -> bool:
     message = _parsed(InstrumentationScope, raw)
     prompts = prompt_text(settings.prompt_text_attributes)
     return is_vllm_scope(message.name) and not prompts.clean_attributes(message.attributes, {})
+
+
+@lru_cache(maxsize=1024)
+def _is_probe_scope(raw: bytes) -> bool:
+    return bool(_parsed(InstrumentationScope, raw).name == SCOPE)
 
 
 def _parsed(kind: Any, raw: bytes) -> Any:

@@ -18,7 +18,7 @@ from vllm_slo.exporters.conventions import (
 )
 from vllm_slo.exporters.otlp.decoded import DecodeSettings, ShardRule
 from vllm_slo.exporters.otlp.values import Json, json_text, label, plain_object
-from vllm_slo.exporters.records import PROBE_VERSION
+from vllm_slo.exporters.records import PROBE_VERSION, SCOPE
 
 PROCESS_ID = "vllm.process_id"
 
@@ -65,7 +65,7 @@ def resource_of(message: Any, settings: DecodeSettings) -> Resource:
 
 def is_vllm_scope(name: str) -> bool:
     """Whether an instrumentation scope is one of vLLM's (``vllm.tracing.otel``, ``vllm.v1.engine.core`` and so on)."""
-    return name.startswith(VLLM_SCOPE_PREFIX)
+    return name.startswith(VLLM_SCOPE_PREFIX) and name != SCOPE
 
 
 def _ruled(attributes: dict[str, Json], rules: tuple[ShardRule, ...]) -> str | None:

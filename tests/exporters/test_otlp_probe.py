@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from probe_spans import RESOURCE, Request, body, edge, event, sample, span
@@ -194,3 +195,32 @@ def test_implausible_times_are_marked() -> None:
     backwards = span(records.EDGE_REQUEST, "x", START, START - 1, {})
     assert row("requests", early)["quality"] == "clock_skew"
     assert row("requests", backwards)["quality"] == "end_before_start"
+
+
+def test_beside_the_probe_stock_spans_keep_their_fast_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = body([REQUEST.stock()]) + body([REQUEST.engine(), sample(START)]) + body([REQUEST.stock()])
+    raw += body([REQUEST.frontend(**{"gen_ai.prompt": "SECRET"})])
+    expected = plain.decode(raw, RECEIVED, DecodeSettings())
+    handed: list[bytes] = []
+    whole = plain.decode
+
+    def counted(given: bytes, received_ns: int, settings: DecodeSettings) -> Decoded:
+        handed.append(given)
+        return whole(given, received_ns, settings)
+
+    monkeypatch.setattr(fast.plain, "decode", counted)
+    found = fast.decode(raw, RECEIVED, DecodeSettings())
+    assert len(handed) == 1
+    assert len(ExportTraceServiceRequest.FromString(handed[0]).resource_spans) == 2
+    for name in ("requests", "engine_samples"):
+        assert found.lot.tables[name].equals(expected.lot.tables[name])
+    assert (found.rows, found.lot.probe, found.dropped_attributes) == (5, True, {"gen_ai.prompt*": 1})
+    assert b"SECRET" not in found.clean_body
+    again = whole(found.clean_body, RECEIVED, DecodeSettings())
+    assert again.requests.num_rows == 4
+    refused = Request("cmpl-2-0", START).engine()
+    refused.span_id = b""
+    both = raw + body([refused])
+    assert fast.decode(both, RECEIVED, DecodeSettings()).refused == whole(both, RECEIVED, DecodeSettings()).refused
+    clean = body([REQUEST.stock()]) + body([REQUEST.engine()])
+    assert fast.decode(clean, RECEIVED, DecodeSettings()).clean_body is clean
