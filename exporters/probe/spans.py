@@ -54,6 +54,13 @@ class SpanData:
     trace_headers: Mapping[str, str] | None = None
     engine_request_id: str | None = None
     error: bool = False
+    drawn: tuple[int, int] = field(init=False, default=(0, 0))
+    """Trace and span id of a record of no request: drawn once, so that sending it again does not make it another."""
+
+    def __post_init__(self) -> None:
+        if self.engine_request_id is None:
+            # Not the module `random`: vLLM seeds it alike in every process.
+            self.drawn = secrets.randbits(128) or 1, secrets.randbits(64) or 1
 
 
 def resource_attributes(settings: Settings, version: str, process_kind: str, model: str | None) -> dict[str, str]:
@@ -112,10 +119,8 @@ def _ids(record: SpanData) -> tuple[int, int, int]:
     request, start = record.engine_request_id, record.start_ns
     client = ids.client_context(record.trace_headers)
     if request is None:
-        # Not the module `random`: vLLM seeds it alike in every process.
-        span = int.from_bytes(secrets.token_bytes(8), "big") or 1
-        trace, parent = client or (int.from_bytes(secrets.token_bytes(16), "big"), 0)
-        return trace, span, parent
+        trace, span = record.drawn
+        return (client[0], span, client[1]) if client else (trace, span, 0)
     trace = client[0] if client else ids.trace_id(None, request, start)
     front_end = ids.frontend_span_id(request, start)
     if record.name in (FRONTEND_REQUEST, EDGE_REQUEST):

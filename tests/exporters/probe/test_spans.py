@@ -64,7 +64,7 @@ def test_without_a_client_the_front_end_is_the_root_of_a_trace_of_its_own() -> N
 
 
 def test_what_belongs_to_no_request_of_the_engine_has_random_ids_and_the_clients_parent() -> None:
-    given = [record(name, engine_request_id=None) for name in (records.ENGINE_SAMPLE, records.EVENT)] * 20
+    given = [record(name, engine_request_id=None) for name in (records.ENGINE_SAMPLE, records.EVENT) * 20]
     spans = encoded(*given, record(records.EDGE_REQUEST, engine_request_id=None, trace_headers=CLIENT))
     assert len({span.span_id for span in spans}) == len({span.trace_id for span in spans}) == 41
     assert spans[-1].parent_span_id == bytes.fromhex("00f067aa0ba902b7")
@@ -225,3 +225,11 @@ def test_a_missing_exporter_is_told_before_anything_starts(monkeypatch: pytest.M
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ExporterMissing, match="pip install opentelemetry-exporter-otlp"):
         sender(Settings.from_environment({}), None, "worker")
+
+
+def test_a_record_of_no_request_keeps_its_ids_when_it_is_sent_again() -> None:
+    made = Spans({}, "1")
+    record, other = (SpanData(records.ENGINE_SAMPLE, 1, 2) for _ in range(2))
+    first, again, another = (made.of([each])[0].context for each in (record, record, other))
+    assert (first.trace_id, first.span_id) == (again.trace_id, again.span_id)
+    assert first.span_id != another.span_id
