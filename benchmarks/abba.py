@@ -1,9 +1,10 @@
 """The price of the probe end to end: two real vLLM servers, with and without it, loaded by turns.
 
-Both servers stay up, pinned to the same cores; while one answers a load, the other is idle. A pair is the same seeded
-load to each, in the order AB, the next pair BA. CPU seconds are those of the server's whole process tree from before
-the load to a second and a half after it, so that what the probe still has to send counts. The figures are ratios
-with / without: the geometric mean over the pairs and its 95 % interval (Student's t on the logarithms).
+Both servers stay up, pinned to the same cores and to none of the client's; while one answers a load, the other is
+idle. A pair is the same seeded load to each, in the order AB, the next pair BA. CPU seconds are those of the server's
+whole process tree from before the load to a second and a half after it, so that what the probe still has to send
+counts. The figures are ratios with / without: the geometric mean over the pairs and its 95 % interval (Student's t on
+the logarithms).
 
 The server without the probe has no telemetry at all; the one with it sends to a real receiver and has its HTTP part.
 """
@@ -98,23 +99,28 @@ def student_t_975(freedom: int) -> float:
 
 
 def measure(python: str, pairs: int, load: Load, cores: Mapping[str, Sequence[int]]) -> dict[str, object]:
-    """The figures of so many pairs; ``cores`` of `server` and of `client`."""
+    """The figures of so many pairs; ``cores`` of `server` and of `client`.
+
+    Where a process happens to lie in memory stays with it, so the servers are started twice, in either order.
+    """
     os.sched_setaffinity(0, cores["client"])
-    with servers(python, cores["server"]) as (probed, plain):
-        for server in (probed, plain):
-            run(server, load, seed=0)
-        found: list[tuple[Run, Run]] = []
-        for number in range(pairs):
-            order = (probed, plain) if number % 2 == 0 else (plain, probed)
-            runs = {id(server): run(server, load, seed=1 + number) for server in order}
-            found.append((runs[id(probed)], runs[id(plain)]))
-            done = ratio([(a.cpu_per_request, b.cpu_per_request) for a, b in found])
-            print(f"pair {number + 1} of {pairs}: CPU ratio so far {done.mean:.4f}", file=sys.stderr, flush=True)
+    found: list[tuple[Run, Run]] = []
+    for probe_first in (True, False):
+        with servers(python, cores["server"], probe_first) as (probed, plain):
+            for server in (probed, plain):
+                run(server, load, seed=0)
+            for _ in range((pairs - len(found)) // 2 if probe_first else pairs - len(found)):
+                number = len(found) + 1
+                order = (probed, plain) if number % 2 else (plain, probed)
+                runs = {id(server): run(server, load, seed=number) for server in order}
+                found.append((runs[id(probed)], runs[id(plain)]))
+                done = ratio([(a.cpu_per_request, b.cpu_per_request) for a, b in found])
+                print(f"pair {number} of {pairs}: CPU ratio so far {done.mean:.4f}", file=sys.stderr, flush=True)
     return figures(found)
 
 
 @contextmanager
-def servers(python: str, cores: Sequence[int]) -> Iterator[tuple[VllmServer, VllmServer]]:
+def servers(python: str, cores: Sequence[int], probe_first: bool) -> Iterator[tuple[VllmServer, VllmServer]]:
     """(with the probe, without), and a receiver that the first sends to."""
     mine = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory() as name:
@@ -146,7 +152,9 @@ def servers(python: str, cores: Sequence[int]) -> Iterator[tuple[VllmServer, Vll
                 finally:
                     os.sched_setaffinity(0, mine)
 
-            yield start("probe.log", (*ARGUMENTS, *MIDDLEWARE), environment), start("plain.log", ARGUMENTS, {})
+            plain = None if probe_first else start("plain.log", ARGUMENTS, {})
+            probed = start("probe.log", (*ARGUMENTS, *MIDDLEWARE), environment)
+            yield probed, plain or start("plain.log", ARGUMENTS, {})
 
 
 def figures(found: Sequence[tuple[Run, Run]]) -> dict[str, object]:
