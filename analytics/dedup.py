@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from vllm_slo.analytics import parquet
 from vllm_slo.analytics.bloom import Bloom, Hashes, Keys, mix
 from vllm_slo.analytics.datafile import DataFile, Writer
-from vllm_slo.analytics.judgement import marked
+from vllm_slo.analytics.judgement import marked, outranks
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.analytics.parquet import SOURCES
 from vllm_slo.analytics.siblings import COLUMNS, DUPLICATE, Identity, Siblings, identities
@@ -204,7 +204,7 @@ class Dedup:
                 continue
             if verdict is not None:
                 marks.setdefault(verdict, []).append(int(place))
-            known.note(row if verdict is None else row._replace(quality=verdict))
+            known.note(row._replace(quality=verdict) if verdict and outranks(verdict, row.quality) else row)
         return _applied(rows, drop, marks, version)
 
     def _rows_at(self, table: str, file: DataFile, times: npt.NDArray[np.int64]) -> list[Identity]:

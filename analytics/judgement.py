@@ -65,6 +65,11 @@ def judged(rows: pa.Table) -> pa.Table:
     return rows.set_column(at, rows.schema.field(at), quality)
 
 
+def outranks(reason: str, mark: str | None) -> bool:
+    """Whether a row with this mark gets the reason instead: reasons are tried in the order of QUALITY_REASONS."""
+    return mark is None or mark not in QUALITY_REASONS or REASONS.index(reason) < REASONS.index(mark)
+
+
 def marked(rows: pa.Table, chosen: Mask, reason: str) -> pa.Table:
     """The rows with the chosen ones marked, except where a mark is there that is tried earlier."""
     if not chosen.any():

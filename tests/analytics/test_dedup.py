@@ -316,6 +316,25 @@ def test_rows_of_the_probe_in_batches_give_what_the_slow_twin_gives(
         assert checked.rows.to_pylist() == twin.check(table)
 
 
+def test_of_two_completions_that_come_with_their_stock_rows_one_counts(lake: Lake) -> None:
+    stock = [
+        request(number, records="stock", quality="superseded", request_id="r", start_time=NOON) for number in (1, 2)
+    ]
+    children = [
+        request(
+            10 + number,
+            records="engine+frontend",
+            source="probe",
+            engine_request_id=f"{number}_r-00000000",
+            request_id="r",
+            start_time=NOON,
+        )
+        for number in (0, 1)
+    ]
+    checked = Dedup(lake).check("requests", rows(REQUESTS, [*stock, *children]))
+    assert checked.rows["quality"].to_pylist() == ["superseded", "superseded", None, "shared_request_id"]
+
+
 def test_stock_rows_that_were_merged_are_looked_up_nowhere(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     dedup = Dedup(lake)
     both = [

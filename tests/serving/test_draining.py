@@ -274,6 +274,26 @@ def test_a_segment_whose_records_do_not_come_goes_when_its_window_closes(tmp_pat
         assert 0.4 < time.monotonic() - began < 1.4, "the windows of all run at once"
 
 
+def test_what_came_before_the_window_closed_is_waited_for_until_it_is_sealed(tmp_path: Path) -> None:
+    one, other = Request("r1", NOW), Request("r2", NOW)
+    with bench(tmp_path, window_seconds=0.6) as found:
+        found.draining.start()
+        found.sealed(of(one.engine()))
+        found.spool.append([Record(time.time_ns(), of(one.frontend()))])
+        time.sleep(0.9)
+        assert found.lake.committed == []
+        found.spool.seal()
+        found.spool.append([Record(time.time_ns(), of(other.frontend()))])
+        found.rows.sealed.set()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.requests == [["engine", "frontend+edge"], []]
+        number = found.sealed()
+        found.spool.append([Record(time.time_ns(), of(other.stock()))])
+        began = time.monotonic()
+        found.wait(lambda: number not in found.spool.sealed())
+        assert 0.5 < time.monotonic() - began < 2.5, "not for ever"
+
+
 def test_stock_traffic_and_whole_requests_wait_for_nobody(tmp_path: Path) -> None:
     one = Request("r1", NOW)
     with bench(tmp_path, window_seconds=60) as found:

@@ -1,8 +1,9 @@
 """The thread between spool and lake: sealed segments in order, each committed exactly once, then removed.
 
 The records of one request come from several processes and so in several segments. A segment of servers with the probe
-waits for up to WINDOW_SECONDS after it was sealed, as long as one of its requests lacks a record; then what later
-segments hold of its requests is committed with it, and is left out when their turn comes. Nothing of this needs to
+waits for up to WINDOW_SECONDS after it was sealed (and until what came meanwhile is sealed, as long again at most), as
+long as one of its requests lacks a record; then what later segments hold of its requests is committed with it, and is
+left out when their turn comes. Nothing of this needs to
 outlive the process: rows that were taken ahead are found in the lake when their segment is drained after a crash.
 """
 
@@ -88,6 +89,7 @@ class Draining:
         self._pause = save_seconds
         self._lots: dict[int, Lot] = {}
         self._closes: dict[int, float] = {}
+        self._last: dict[int, int] = {}
         self._drained: deque[pa.Array] = deque([NO_IDS])
         self._ending = threading.Event()
         self._deadline = float("inf")
@@ -181,11 +183,17 @@ class Draining:
         return True
 
     def _window(self, number: int, lot: Lot) -> float:
-        """Seconds for which a segment waits for records of its requests; 0: no longer."""
-        left = self._closes.get(number, 0.0) - time.monotonic()
-        if left <= 0 or self._ending.is_set() or self._spool.size_bytes > WINDOW_BYTES:
+        """Seconds for which a segment waits for records of its requests; 0: no longer.
+
+        What came while the window was open counts: the segment that is being written when it closes is waited for too.
+        """
+        if self._ending.is_set() or self._spool.size_bytes > WINDOW_BYTES:
             return 0.0
-        return left if incomplete(lot.requests, pa.concat_arrays(list(self._drained))) else 0.0
+        left = self._closes.setdefault(number, time.monotonic() + self._window_seconds) - time.monotonic()
+        if left <= 0:
+            last = self._last.setdefault(number, self._spool.open_number or 0)
+            left = left + self._window_seconds if self._spool.open_number == last else 0.0
+        return max(left, 0.0) if incomplete(lot.requests, pa.concat_arrays(list(self._drained))) else 0.0
 
     def _with_partners(self, number: int, lot: Lot) -> tuple[Lot, dict[int, Lot]]:
         """The lot with what the segments behind it hold of its requests, and those segments without that.
@@ -222,6 +230,7 @@ class Draining:
     def _forget(self, number: int) -> None:
         self._lots.pop(number, None)
         self._closes.pop(number, None)
+        self._last.pop(number, None)
 
     def _remember(self, requests: pa.Table) -> None:
         """Keep the ids of the requests that the probe reported."""
