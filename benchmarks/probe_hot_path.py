@@ -1,16 +1,18 @@
 """What the probe's hooks cost, measured on real vLLM schedulers without a model; prints one JSON object.
 
 Runs under an interpreter that has vLLM, with `src` (or an installed vllm-slo) and this folder on the path; started by
-`probe.py`. Two engines get the same requests; one was made and only ever steps with the probe's hooks in place, the
-other never does. They run in blocks of steps by turns, and the cost is the difference of a pair of blocks, so it holds
-everything that the hooks change, not only the time inside them. Times are CPU time of the engine's thread: what the
-probe's own thread takes is given apart.
+`probe.py`. vLLM's scheduler and KV cache are imported twice, the probe hooks one of the two, and two engines get the
+same requests: one of the hooked classes, one of those that were left alone. (To switch hooks on and off on one class
+would throw away what CPython has learnt of it, and make both slower.) They run in blocks of steps by turns, and the
+cost is the difference of a pair of blocks, so it holds everything that the hooks change, not only the time inside them.
+Times are CPU time of the engine's thread: what the probe's own thread takes is given apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import statistics
@@ -22,64 +24,58 @@ from typing import Any
 
 from schedulers import Engine, RealTime, Shape, VirtualTime, virtual_time
 
-_MISSING = object()
 PROMPT_TOKENS = 64
 STEPS = 32
 """Steps in a block: twice the tokens of a KV block, so that each block of steps has as many new KV blocks."""
 
 
-class Hooks:
-    """Everything that ``install`` changed in the classes of vLLM's engine; off after it was made."""
+class Cores:
+    """vLLM's `vllm.v1.core` twice: as the probe hooks it, which is what a plain import finds, and left alone."""
 
     def __init__(self, install: Callable[[], None]) -> None:
-        import vllm.v1.core.sched.async_scheduler
-        import vllm.v1.engine.core  # noqa: F401
-
-        before = {kind: dict(vars(kind)) for kind in _engine_classes()}
+        _import_core()
+        self._left_alone = {name: module for name, module in sys.modules.items() if _of_core(name)}
+        for name in self._left_alone:
+            del sys.modules[name]
+        _import_core()
+        before = _methods()
         install()
-        self._changes = [
-            (kind, name, old.get(name, _MISSING), new)
-            for kind, old in before.items()
-            for name, new in dict(vars(kind)).items()
-            if callable(getattr(kind, name, None)) and old.get(name, _MISSING) is not new
-        ]
-        if not self._changes:
-            raise SystemExit("the probe has hooked nothing; what it logged above says why")
-        self._set(on=False)
-
-    def _set(self, on: bool) -> None:
-        for kind, name, old, new in self._changes:
-            if on:
-                setattr(kind, name, new)
-            elif old is _MISSING:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, old)
-
-    @property
-    def names(self) -> list[str]:
+        self.names = sorted(name for name, function in _methods().items() if before.get(name) is not function)
         """What is hooked."""
-        return sorted(f"{kind.__name__}.{name}" for kind, name, _, _ in self._changes)
+        if not self.names:
+            raise SystemExit("the probe has hooked nothing; what it logged above says why")
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """The hooks are in place inside."""
-        self._set(on=True)
+    def left_alone(self) -> Iterator[None]:
+        """What is imported inside is what the probe has not hooked."""
+        hooked = {name: module for name, module in sys.modules.items() if _of_core(name)}
+        sys.modules.update(self._left_alone)
         try:
             yield
         finally:
-            self._set(on=False)
+            sys.modules.update(hooked)
 
 
-def _engine_classes() -> list[type]:
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("vllm.v1.") and module]
-    found = {
-        value
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__.startswith("vllm.v1.")
+def _of_core(name: str) -> bool:
+    return name == "vllm.v1.core" or name.startswith("vllm.v1.core.")
+
+
+def _import_core() -> None:
+    for name in ("kv_cache_manager", "sched.scheduler", "sched.async_scheduler"):
+        importlib.import_module(f"vllm.v1.core.{name}")
+
+
+def _methods() -> dict[str, Any]:
+    """Every function of a class of the core, by class and name."""
+    modules = [module for name, module in sys.modules.items() if _of_core(name)]
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    return {
+        f"{kind.__name__}.{name}": function
+        for kind in kinds
+        if _of_core(kind.__module__)
+        for name, function in vars(kind).items()
+        if callable(function)
     }
-    return sorted(found, key=lambda kind: (kind.__module__, kind.__qualname__))
 
 
 def install() -> None:
@@ -92,31 +88,25 @@ def install() -> None:
 class Pair:
     """Two engines with the same requests: one with the hooks, one without."""
 
-    def __init__(self, hooks: Hooks, shape: Shape, clock: RealTime | VirtualTime) -> None:
-        self._hooks = hooks
-        with hooks.on():
-            self.hooked = Engine(shape, clock)
-        self.plain = Engine(shape, clock)
+    def __init__(self, cores: Cores, shape: Shape, clock: RealTime | VirtualTime) -> None:
+        self.hooked = Engine(shape, clock)
+        with cores.left_alone():
+            self.plain = Engine(shape, clock)
         self._first_is_hooked = False
 
-    def both(self, what: Callable[[Engine], None]) -> None:
-        """Does it to each, with hooks to the one and without to the other."""
-        with self._hooks.on():
-            what(self.hooked)
+    def both(self, what: Callable[[Engine], Any]) -> None:
+        """Does it to each."""
+        what(self.hooked)
         what(self.plain)
 
     def difference_ns(self, what: Callable[[Engine], Any]) -> tuple[int, int]:
         """(with hooks, without) in nanoseconds of CPU time of this thread; who is first alternates."""
         self._first_is_hooked = not self._first_is_hooked
         if self._first_is_hooked:
-            hooked, plain = self._hooked_ns(what), _thread_ns(what, self.plain)
+            hooked, plain = _thread_ns(what, self.hooked), _thread_ns(what, self.plain)
         else:
-            plain, hooked = _thread_ns(what, self.plain), self._hooked_ns(what)
+            plain, hooked = _thread_ns(what, self.plain), _thread_ns(what, self.hooked)
         return hooked, plain
-
-    def _hooked_ns(self, what: Callable[[Engine], Any]) -> int:
-        with self._hooks.on():
-            return _thread_ns(what, self.hooked)
 
 
 def _thread_ns(what: Callable[[Engine], Any], engine: Engine) -> int:
@@ -138,7 +128,7 @@ def _figures(samples: list[tuple[int, int]], per: int) -> dict[str, float]:
     return {name: round(value, 3) for name, value in figures.items()}
 
 
-def steps(hooks: Hooks, running: int, waiting: int, asynchronous: bool, blocks: int) -> dict[str, float]:
+def steps(cores: Cores, running: int, waiting: int, asynchronous: bool, blocks: int) -> dict[str, float]:
     """Cost of a step in which ``running`` requests decode and ``waiting`` wait behind the sequence cap."""
     total = PROMPT_TOKENS + blocks * STEPS + 300
     shape = Shape(
@@ -148,7 +138,7 @@ def steps(hooks: Hooks, running: int, waiting: int, asynchronous: bool, blocks: 
         num_blocks=running * (total // 16 + 2) + 64,
         prefix_caching=False,
     )
-    pair = Pair(hooks, shape, RealTime(sleep=False))
+    pair = Pair(cores, shape, RealTime(sleep=False))
 
     def fill(engine: Engine) -> None:
         for _ in range(running + waiting):
@@ -164,10 +154,10 @@ def steps(hooks: Hooks, running: int, waiting: int, asynchronous: bool, blocks: 
     return _figures(samples, STEPS)
 
 
-def requests(hooks: Hooks, asynchronous: bool, blocks: int, count: int = 256) -> dict[str, float]:
+def requests(cores: Cores, asynchronous: bool, blocks: int, count: int = 256) -> dict[str, float]:
     """Cost of a request's whole life beside 63 others: queued, two steps, finished, handed to the probe's thread."""
     shape = Shape(asynchronous=asynchronous, max_num_seqs=64, max_num_batched_tokens=8192, num_blocks=8192)
-    pair = Pair(hooks, shape, RealTime(sleep=False))
+    pair = Pair(cores, shape, RealTime(sleep=False))
 
     def lives(engine: Engine) -> None:
         for _ in range(count):
@@ -183,43 +173,41 @@ def requests(hooks: Hooks, asynchronous: bool, blocks: int, count: int = 256) ->
     return {**_figures(samples, count), "background_us": round(background / blocks / count / 1_000, 3)}
 
 
-def sample(hooks: Hooks, clock: VirtualTime, running: int, blocks: int) -> dict[str, float]:
+def sample(clock: VirtualTime, running: int, blocks: int) -> dict[str, float]:
     """Cost of the one-second sample: steps a second apart against steps a millisecond apart, both with hooks."""
     shape = Shape(max_num_seqs=running, max_num_batched_tokens=running * PROMPT_TOKENS, num_blocks=running * 64)
-    with hooks.on():
-        engine = Engine(shape, clock)
-        for _ in range(running):
-            engine.add(PROMPT_TOKENS, blocks * 2 + 100)
-        for _ in range(40):
-            clock.pass_ns(300_000_000)
-            engine.step()
-        _settle()
-        samples = []
-        for _ in range(blocks):
-            clock.pass_ns(1_100_000_000)
-            with_sample = _thread_ns(Engine.step, engine)
-            clock.pass_ns(1_000_000)
-            samples.append((with_sample, _thread_ns(Engine.step, engine)))
+    engine = Engine(shape, clock)
+    for _ in range(running):
+        engine.add(PROMPT_TOKENS, blocks * 2 + 100)
+    for _ in range(40):
+        clock.pass_ns(300_000_000)
+        engine.step()
+    _settle()
+    samples = []
+    for _ in range(blocks):
+        clock.pass_ns(1_100_000_000)
+        with_sample = _thread_ns(Engine.step, engine)
+        clock.pass_ns(1_000_000)
+        samples.append((with_sample, _thread_ns(Engine.step, engine)))
     figures = _figures(samples, 1_000)
     return {"ms": figures["us"], "low": figures["low"], "high": figures["high"]}
 
 
-def memory(hooks: Hooks, count: int) -> dict[str, float]:
+def memory(count: int) -> dict[str, float]:
     """Resident memory, in MiB, while nobody takes the records: after a first tenth of the requests and at the end."""
     shape = Shape(max_num_seqs=64, max_num_batched_tokens=8192, num_blocks=8192)
-    with hooks.on():
-        engine = Engine(shape, RealTime(sleep=False))
-        resident = []
-        for tenth in range(10):
-            for _ in range(count // 10 // 64):
-                for _ in range(64):
-                    engine.add(PROMPT_TOKENS, 2)
-                engine.run()
-            engine.finished.clear()
-            gc.collect()
-            resident.append(_resident_mib())
-            if tenth == 0:
-                time.sleep(2)
+    engine = Engine(shape, RealTime(sleep=False))
+    resident = []
+    for tenth in range(10):
+        for _ in range(count // 10 // 64):
+            for _ in range(64):
+                engine.add(PROMPT_TOKENS, 2)
+            engine.run()
+        engine.finished.clear()
+        gc.collect()
+        resident.append(_resident_mib())
+        if tenth == 0:
+            time.sleep(2)
     return {"requests": count, "first_mib": resident[0], "half_mib": resident[4], "last_mib": resident[-1]}
 
 
@@ -251,20 +239,20 @@ def main() -> None:
     result: dict[str, Any] = {}
     if options.what == "sample":
         with virtual_time() as clock:
-            hooks = Hooks(install)
-            result = {str(n): sample(hooks, clock, n, options.blocks) for n in options.running}
+            cores = Cores(install)
+            result = {str(n): sample(clock, n, options.blocks) for n in options.running}
     else:
-        hooks = Hooks(install)
+        cores = Cores(install)
         if options.what == "steps":
             for running in options.running:
                 for waiting in options.waiting:
                     key = f"{running} running, {waiting} waiting"
-                    result[key] = steps(hooks, running, waiting, options.asynchronous, options.blocks)
+                    result[key] = steps(cores, running, waiting, options.asynchronous, options.blocks)
         elif options.what == "requests":
-            result = requests(hooks, options.asynchronous, options.blocks)
+            result = requests(cores, options.asynchronous, options.blocks)
         else:
-            result = memory(hooks, options.count)
-    result["hooks"] = hooks.names
+            result = memory(options.count)
+    result["hooks"] = cores.names
     sys.stdout.flush()
     print(json.dumps(result))
     sys.stdout.flush()
