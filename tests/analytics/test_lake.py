@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import duckdb
@@ -18,7 +19,9 @@ from deltalake import DeltaTable
 
 from lake_rows import NOON, random_requests, request, requests, rows
 from vllm_slo.analytics import parquet
+from vllm_slo.analytics.buckets import Buckets
 from vllm_slo.analytics.lake import CommitConflict, Lake
+from vllm_slo.analytics.query import connect, run
 from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.schema import EVENTS, REQUESTS, TABLES
 
@@ -352,3 +355,31 @@ def test_a_reader_idle_for_longer_than_the_log_is_kept_catches_up(tmp_path: Path
 
     writer.with_handle("requests", clean)
     assert len(reader.files("requests")) == 30
+
+
+def test_columns_that_no_row_fills_are_in_no_file_and_null_for_every_reader(tmp_path: Path) -> None:
+    lake = Lake.open(tmp_path)
+    lake.append("requests", requests(range(3)))
+    lake.append("requests", requests([3], records="engine", lora="x"))
+    lake.refresh("requests")
+    narrow, wide = lake.data_files("requests")
+    newer = {c.name for c in REQUESTS.columns if c.since > 1}
+    assert not newer & set(pq.read_schema(narrow.uri).names)
+    assert newer & set(pq.read_schema(wide.uri).names) == {"records", "lora"}
+    assert lake.read("requests", [narrow, wide])["lora"].to_pylist() == [None, None, None, "x"]
+    assert sorted(pa.table(DeltaTable(tmp_path / "requests").scan().read_all())["lora"].to_pylist(), key=repr) == [
+        "x",
+        None,
+        None,
+        None,
+    ]
+    with connect(lake, Buckets()) as connection:
+        sql = "select count(lora) named, count(draft_tokens) drafts, sum(queue_unknown_seconds) unknown from requests"
+        assert run(connection, sql, 60).to_pylist() == [{"named": 1, "drafts": 0, "unknown": Decimal("0.8")}]
+    merged = lake.replace("requests", [narrow, wide], lake.read("requests", [narrow, wide]), same_rows=True)
+    assert lake.read("requests", merged)["records"].to_pylist() == [None, None, None, "engine"]
+
+
+def test_rows_must_have_the_columns_of_the_first_version(tmp_path: Path) -> None:
+    with pytest.raises(SloError, match="lack decode_seconds"):
+        Lake.open(tmp_path).append("requests", requests([1]).drop_columns(["decode_seconds"]))

@@ -11,16 +11,31 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from importing import content, otlp_json, renumbered, rows, write_forms
+from probe_spans import Request as ProbeRequest
+from probe_spans import body as probe_body
+from probe_spans import event, sample
+from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.drain import Drain
+from vllm_slo.analytics.lake import Lake
+from vllm_slo.commands import loading
 from vllm_slo.commands.group import group
+from vllm_slo.commands.loading import File, Loading
+from vllm_slo.exporters.otlp.decoded import DecodeSettings
+from vllm_slo.exporters.schema import ENGINE_SAMPLES, REQUESTS
 
 BATCHES = (
     "rtxpro-llama8b-tp1/batch-000.pb",
@@ -183,7 +198,6 @@ def test_prompt_text_is_dropped_and_counted(bodies: list[bytes], tmp_path: Path)
 
 def test_prompt_text_is_dropped_from_parquet_too(reference: Path, tmp_path: Path) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     assert slo(reference, "export", "--parquet", tmp_path / "export").exit_code == 0
     table = pq.read_table(tmp_path / "export" / "requests.parquet")
@@ -316,3 +330,86 @@ def _part(body: bytes, part: int) -> bytes:
             del scope.spans[:]
             scope.spans.extend(kept)
     return bytes(request.SerializeToString())
+
+
+def _of_the_probe(folder: Path) -> Path:
+    """A recording of a server with the probe: records of 60 requests, each record in a body of its own, samples."""
+    start = 1_796_040_000_000_000_000
+    requests = [ProbeRequest(f"cmpl-{n}-0", start + n * 10**9) for n in range(60)]
+    spans = [made for one in requests for made in (one.frontend(), one.engine(), one.stock())]
+    spans += [sample(start + n * 10**9, requests_running=n) for n in range(20)] + [event(start, "started")]
+    file = folder / "probe"
+    file.write_bytes(b"".join(len(body).to_bytes(4, "big") + body for body in (probe_body([one]) for one in spans)))
+    return file
+
+
+def _probe_rows(lake: Path) -> list[tuple[Any, ...]]:
+    words = "replace(records, '+stock', '') records"
+    found = rows(lake, f"select source, {words}, quality, count(*) n from requests group by all order by all")
+    return [tuple(row.values()) for row in found]
+
+
+def test_records_of_one_request_in_two_chunks_of_a_file_are_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "CHUNK_BYTES", 2500)
+    file = _of_the_probe(tmp_path)
+    lake = tmp_path / "lake"
+    told = imported(lake, file)
+    assert (told["requests"], told["engine_samples"], told["events"], told["duplicates"]) == (120, 20, 1, 0)
+    assert _probe_rows(lake) == [
+        ("probe", "engine+frontend+edge", None, 60),
+        ("stock", "stock", "superseded", 60),
+    ]
+    assert imported(lake, file)["requests"] == 0
+    for chunks in (1, 5, 20, 50):
+        cut = tmp_path / f"cut{chunks}"
+        _interrupted(cut, file, chunks, monkeypatch)
+        imported(cut, file)
+        assert _probe_rows(cut) == _probe_rows(lake), chunks
+
+
+def _interrupted(lake: Path, file: Path, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that ends after so many chunks."""
+    with monkeypatch.context() as patch:
+        whole = loading.chunks
+        patch.setattr(loading, "chunks", lambda items: _first(whole(items), chunks))
+        opened = Lake.open(lake)
+        now = datetime(2026, 12, 30, tzinfo=UTC)
+        unfinished = Loading(opened, Drain(opened, Buckets()), DecodeSettings(), now, ZoneInfo("UTC"))
+        with pytest.raises(KeyboardInterrupt):
+            unfinished.load([File(file, "p")])
+
+
+def _first(chunks: Iterator[Any], count: int) -> Iterator[Any]:
+    yield from islice(chunks, count)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("source_is", ["an export", "a lake"])
+def test_rows_of_the_probe_survive_an_export(source_is: str, tmp_path: Path) -> None:
+    lake, again = tmp_path / "lake", tmp_path / "again"
+    imported(lake, _of_the_probe(tmp_path))
+    source = lake
+    if source_is == "an export":
+        source = tmp_path / "export"
+        assert slo(lake, "export", "--parquet", source).exit_code == 0
+    told = imported(again, source)
+    assert (told["requests"], told["engine_samples"], told["events"], told["refused"]) == (120, 20, 1, 0)
+    assert content(again) == content(lake)
+    for table in ("requests", "engine_samples", "events"):
+        sql = f"from {table} order by all"
+        assert rows(again, sql) == rows(lake, sql)
+
+
+def test_an_export_of_the_first_schema_version_is_imported(reference: Path, tmp_path: Path) -> None:
+    assert slo(reference, "export", "--parquet", tmp_path / "export").exit_code == 0
+    for table in (REQUESTS, ENGINE_SAMPLES):
+        file = tmp_path / "export" / f"{table.name}.parquet"
+        if file.exists():
+            newer = [c.name for c in table.columns if c.since > 1]
+            pq.write_table(pq.read_table(file).drop_columns(newer), file)
+    assert imported(tmp_path / "lake", tmp_path / "export")["requests"] == 900
+    assert rows(tmp_path / "lake", 'select count(*) "all", count(records) records, count(lora) lora from requests') == [
+        {"all": 900, "records": 0, "lora": 0}
+    ]

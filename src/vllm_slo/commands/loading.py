@@ -9,6 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
+
 from vllm_slo.analytics import events, samples
 from vllm_slo.analytics.drain import Drain
 from vllm_slo.analytics.lake import Lake
@@ -18,6 +20,7 @@ from vllm_slo.exporters.importers.receipt import settled
 from vllm_slo.exporters.otlp import fast, plain
 from vllm_slo.exporters.otlp.decoded import BodyError, Decoded, Decoder, DecodeSettings
 from vllm_slo.exporters.otlp.lot import Lot, Tables
+from vllm_slo.serving.partners import incomplete, split, with_partners
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Bodies are committed together until they are this large: about 12,000 requests."""
@@ -87,12 +90,15 @@ class Loading:
     def load(self, files: Sequence[File], progress: Callable[[int], None] = lambda read: None) -> Outcome:
         """Load files as one; what became of them. ``progress`` is told the bytes read so far.
 
+        A record of the probe whose request lacks another one is committed with the next chunk, which may hold it.
         The application id is that of the contents, so a repeated or interrupted load continues where it ended, and the
         same contents under other names are known.
         """
         digests = [digest(file.path) for file in files]
         writer = f"import-{digests[0] if len(files) == 1 else sha256(''.join(digests).encode()).hexdigest()}"
         outcome = Outcome([file.name for file in files])
+        torn: pa.Table | None = None
+        resumed: list[Body] = []
         done = {table: self.lake.applied(table, writer) or 0 for table in ("rollups", "engine_samples")}
         number = 0
         for chunk in chunks(self._items(files, progress)):
@@ -104,8 +110,16 @@ class Loading:
                 self._rows(chunk, writer, number, done, outcome)
             elif number <= done["rollups"]:
                 outcome.resumed += 1
+                resumed = chunk
             else:
-                self._bodies(chunk, writer, number, outcome)
+                if resumed:
+                    torn = self._left_by(resumed)
+                    resumed = []
+                torn = self._bodies(chunk, torn, writer, number, outcome)
+        if number + 1 > done["rollups"]:
+            torn = self._left_by(resumed) if resumed else torn
+            if torn is not None:
+                self._apply(writer, number + 1, {"requests": torn}, outcome)
         return outcome
 
     def _items(self, files: Sequence[File], progress: Callable[[int], None]) -> Iterator[Item]:
@@ -140,13 +154,29 @@ class Loading:
             case other:
                 outcome.passed_over[other] = outcome.passed_over.get(other, 0) + chunk.rows.num_rows
 
-    def _bodies(self, bodies: list[Body], writer: str, number: int, outcome: Outcome) -> None:
+    def _bodies(
+        self, bodies: list[Body], before: pa.Table | None, writer: str, number: int, outcome: Outcome
+    ) -> pa.Table | None:
+        """Commits a chunk with the records that the one before left to it; the records that it leaves to the next."""
         for body in bodies:
             for refusal in body.refused:
                 outcome.refuse(refusal.reason, refusal.count, f"{body.place}: {refusal.detail}")
-        self._apply(writer, number, self._decoded(bodies, outcome), outcome)
+        lot = self._decoded(bodies, outcome)
+        if before is None and not lot.probe:
+            self._apply(writer, number, lot.tables, outcome)
+            return None
+        earlier = [] if before is None else [before]
+        torn, rest = split(lot, incomplete(with_partners(lot, earlier).requests))
+        self._apply(writer, number, with_partners(rest, earlier).tables, outcome)
+        return torn
 
-    def _decoded(self, bodies: list[Body], outcome: Outcome) -> Tables:
+    def _left_by(self, bodies: list[Body]) -> pa.Table | None:
+        """The records that a chunk of an earlier load left to the next, and maybe some that it did commit: those are
+        known to the lake."""
+        lot = self._decoded(bodies, Outcome([]))
+        return split(lot, incomplete(lot.requests))[0] if lot.probe else None
+
+    def _decoded(self, bodies: list[Body], outcome: Outcome) -> Lot:
         """Bodies joined are again a body; only where something is refused each is decoded alone, to name the place."""
         try:
             together = self._decode(b"".join(body.payload for body in bodies))
@@ -164,7 +194,8 @@ class Loading:
             parts.append(part)
         for part in parts:
             outcome.drop(part.dropped_attributes)
-        return settled(Lot.joined(part.lot for part in parts).tables, self.now)
+        lot = Lot.joined(part.lot for part in parts)
+        return Lot(settled(lot.tables, self.now), lot.probe)
 
     def _decode(self, payload: bytes) -> Decoded:
         return self.decode(payload, int(self.now.timestamp() * 1_000_000_000), self.settings)

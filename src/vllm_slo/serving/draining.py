@@ -193,7 +193,7 @@ class Draining:
         if left <= 0:
             last = self._last.setdefault(number, self._spool.open_number or 0)
             left = left + self._window_seconds if self._spool.open_number == last else 0.0
-        return max(left, 0.0) if incomplete(lot.requests, pa.concat_arrays(list(self._drained))) else 0.0
+        return max(left, 0.0) if len(incomplete(lot.requests, pa.concat_arrays(list(self._drained)))) else 0.0
 
     def _with_partners(self, number: int, lot: Lot) -> tuple[Lot, dict[int, Lot]]:
         """The lot with what the segments behind it hold of its requests, and those segments without that.

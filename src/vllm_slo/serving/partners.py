@@ -20,8 +20,8 @@ def request_ids(requests: pa.Table) -> pa.Array:
     return pc.drop_null(pc.unique(requests["request_id"]))
 
 
-def incomplete(requests: pa.Table, drained: pa.Array) -> bool:
-    """Whether a record of one of the requests may still be on its way.
+def incomplete(requests: pa.Table, drained: pa.Array = NO_IDS) -> pa.Array:
+    """The ids of the requests of which a record may still be on its way.
 
     The engine core and the front end each send one for a request that reached the engine; a stock row of a server with
     the probe waits for both. Requests in ``drained`` (ids of requests that were drained) wait for nobody.
@@ -29,16 +29,17 @@ def incomplete(requests: pa.Table, drained: pa.Array) -> bool:
     rows = requests.filter(pc.invert(pc.is_in(requests["request_id"], value_set=drained)))
     of_probe = pc.equal(rows["source"], "probe")
     probe = rows.filter(of_probe)
+    found = []
     if "engine_request_id" in rows.column_names:
-        ids = probe["engine_request_id"]
-        engine = ids.filter(pc.match_substring(probe["records"], "engine"))
-        front = ids.filter(pc.match_substring(probe["records"], "frontend"))
-        if _any_outside(engine, front) or _any_outside(front, engine):
-            return True
+        engine = probe.filter(pc.match_substring(probe["records"], "engine"))
+        front = probe.filter(pc.match_substring(probe["records"], "frontend"))
+        found.append(_outside(engine, front, "engine_request_id"))
+        found.append(_outside(front, engine, "engine_request_id"))
     stock = rows.filter(
         pc.and_kleene(pc.invert(of_probe), pc.match_substring(rows["resource_attributes"], f'"{PROBE_VERSION}"'))
     )
-    return _any_outside(stock["request_id"], probe["request_id"])
+    found.append(_outside(stock, probe, "request_id"))
+    return pc.unique(pa.concat_arrays([_array(ids) for ids in found]))
 
 
 def split(lot: Lot, ids: pa.Array) -> tuple[pa.Table | None, Lot]:
@@ -57,10 +58,10 @@ def with_partners(lot: Lot, taken: Iterable[pa.Table]) -> Lot:
     return Lot({**lot.tables, "requests": concatenated([lot.requests, *taken])}, lot.probe)
 
 
-def _any_outside(ids: pa.ChunkedArray, others: pa.ChunkedArray) -> bool:
-    """Whether an id that is not null is not among the others."""
-    found = pc.is_in(pc.drop_null(ids), value_set=_array(others))
-    return bool(len(found)) and not pc.all(found).as_py()
+def _outside(rows: pa.Table, others: pa.Table, column: str) -> pa.ChunkedArray:
+    """Request ids of the rows whose value of the column no other row has."""
+    alone = pc.invert(pc.is_in(rows[column], value_set=_array(others[column].drop_null())))
+    return rows["request_id"].filter(pc.and_(alone, rows[column].is_valid())).drop_null()
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
