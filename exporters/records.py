@@ -65,6 +65,8 @@ DEFERRED_REASONS: tuple[str, ...] = (
     "stale_output",
     "encoder",
     "paused",
+    "prefill_interval",
+    "prefill_lookahead",
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from vllm_slo.exporters.probe.blocked import NOTHING, PAUSED
 from vllm_slo.exporters.probe.life import DECODE, ENDED, PREEMPTED, PREFILL, QUEUED, RECOMPUTE, Life
 from vllm_slo.exporters.probe.lives import Lives
 from vllm_slo.exporters.probe.phases import own_share
@@ -32,6 +33,7 @@ class Accounting(Lives):
         self.preemptions = self.finished = self.failed = self.aborted = 0
         self._done = done
         self._idle = True
+        self._paused = False
         self._gap_from_ns = 0
         self._ended: list[tuple[Life, str, int]] = []
         self._sessions: list[tuple[Life, int, bool]] = []
@@ -41,6 +43,8 @@ class Accounting(Lives):
     def added(self, life: Life) -> None:
         """A request has been queued at its ``queued_ns``."""
         self.enter(life)
+        if self._paused:  # there may be no schedule for long, and it is known what is waited for
+            self.waiting.tick(life.queued_ns)
 
     def session_goes_on(self, life: Life, now_ns: int) -> None:
         """A session that waited for input got some; without effect while it is still busy with the last one."""
@@ -48,9 +52,16 @@ class Accounting(Lives):
             self.book(life, now_ns)
             self.queue_anew(life, None)
 
-    def paused(self) -> None:
-        """The engine schedules nothing for a while: the time until it does again is part of no step."""
+    def paused(self, now_ns: int, is_paused: bool) -> None:
+        """The engine admits nobody from now on, or does again.
+
+        It may schedule nothing at all meanwhile: the time until it does is part of no step, and whoever waits does so
+        for that alone.
+        """
         self._idle = True
+        self._paused = is_paused
+        self.waiting.tick(now_ns)
+        self.waiting.clock.reason = PAUSED if is_paused else NOTHING
 
     def preempted(self, life: Life, now_ns: int, lost_tokens: int, cause: str) -> None:
         """A running request lost its blocks, in a scan as of its begin; ``lost_tokens`` were computed."""
@@ -116,7 +127,12 @@ class Accounting(Lives):
             self.book(life, now_ns)
             life.deferred_reason = None
             life.phase = PREFILL
-            life.share_open = self._share_now(now_ns)
+            running = self.pipeline[0] if self.pipeline else None
+            life.share_open = (
+                self.steps.prefill_at(now_ns, running.start_ns, running.tokens, running.prefill_tokens)
+                if running is not None
+                else self.steps.prefill_ns
+            )
             if not life.scheduled_ns:
                 life.scheduled_ns = now_ns
                 self.observer.scheduled(life.cell, life.queue)
@@ -168,11 +184,15 @@ class Accounting(Lives):
         """A turn of a session ended with ``tokens`` of output; ``waits``: there is no further input yet."""
         self._sessions.append((life, tokens, waits))
 
-    def update_ends(self, key: object, now_ns: int, arrived: Iterable[Life]) -> None:
-        """The output of the step ``key`` is taken in; the lives of `awaiting` that got a token have ``arrived``."""
+    def update_ends(self, key: object, now_ns: int, arrived: Iterable[Life]) -> bool:
+        """The output of the step ``key`` is taken in; the lives of `awaiting` that got a token have ``arrived``.
+
+        Whether that step was seen scheduled; those before it whose output was never seen (it raised) are forgotten.
+        """
         self.in_update = False
         pipeline = self.pipeline
-        if pipeline and (pipeline[0].key is key or any(step.key is key for step in pipeline)):
+        known = bool(pipeline) and (pipeline[0].key is key or any(step.key is key for step in pipeline))
+        if known:
             while (step := pipeline.popleft()).key is not key:
                 pass
             self._step_ended(step, now_ns)
@@ -191,6 +211,7 @@ class Accounting(Lives):
             self._ended.clear()
         if not self.running and not pipeline:
             self._idle = True
+        return known
 
     def _step_ended(self, step: Step, now_ns: int) -> None:
         clock = self.steps
@@ -198,11 +219,15 @@ class Accounting(Lives):
         if step.start_ns > began:
             began = step.start_ns
         length = clock.tick(now_ns, began, step.tokens, step.prefill_tokens, step.decoding)
-        self.step_count += 1
-        self.step_sum_ns += length
-        if length > self.step_longest_ns:
-            self.step_longest_ns = length
-        self.observer.step(length, now_ns)
+        if step.tokens:
+            self.step_count += 1
+            self.step_sum_ns += length
+            if length > self.step_longest_ns:
+                self.step_longest_ns = length
+            self.observer.step(length, now_ns)
+        else:
+            # vLLM goes round with nothing to run while it waits for blocks from elsewhere, or has ends to tell workers.
+            self.observer.empty_step(now_ns)
         if step.decoding:
             gap = now_ns - self._gap_from_ns
             self._gap_from_ns = now_ns
@@ -271,13 +296,3 @@ class Accounting(Lives):
         per_token = life.decode // tokens if tokens > 0 and life.first_token_ns else None
         self.observer.finished(life.cell, reason, now_ns + life.offset_ns - life.arrival_ns, per_token)
         self._done(life)
-
-    def _share_now(self, now_ns: int) -> int:
-        """Reading of the prefill clock in the middle of a step."""
-        clock = self.steps
-        if not self.pipeline:
-            return clock.prefill_ns
-        step = self.pipeline[0]
-        if not step.prefill_tokens:
-            return clock.prefill_ns
-        return clock.prefill_ns + (now_ns - max(step.start_ns, clock.at_ns)) * step.prefill_tokens // step.tokens

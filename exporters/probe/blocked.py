@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-NOTHING, SEQUENCE_CAP, TOKEN_BUDGET, KV_BLOCKS, ENCODER, PAUSED = range(6)
-REASONS: tuple[str, ...] = ("nothing", "sequence_cap", "token_budget", "kv_blocks", "encoder", "paused")
-"""`encoder` and `paused` stop the whole scan, but belong to the request or the operator: they count as deferred."""
+NOTHING, SEQUENCE_CAP, TOKEN_BUDGET, KV_BLOCKS, ENCODER, PAUSED, PREFILL_INTERVAL = range(7)
+REASONS: tuple[str, ...] = (
+    *("nothing", "sequence_cap", "token_budget", "kv_blocks"),
+    *("encoder", "paused", "prefill_interval"),
+)
+"""The last three stop the whole scan, but belong to the request or the operator: they count as deferred.
+
+``prefill_interval``: `--prefill-schedule-interval` holds prefills back for a few steps so that decodes run undisturbed.
+"""
+DEFERRING: tuple[int, ...] = (ENCODER, PAUSED, PREFILL_INTERVAL)
 
 
 def reason(paused: bool, preempted: bool, tokens_left: int, inputs_left: int, slots_left: int) -> int:

@@ -133,6 +133,12 @@ class StepClock:
             reference.learn(decoding, length)
         return length
 
+    def prefill_at(self, now_ns: int, start_ns: int, tokens: int, prefill_tokens: int) -> int:
+        """``prefill_ns`` in the middle of a step that was scheduled at ``start_ns``."""
+        if not prefill_tokens:
+            return self.prefill_ns
+        return self.prefill_ns + (now_ns - max(start_ns, self.at_ns)) * prefill_tokens // tokens
+
     def read(self) -> DecodeReading:
         """Work, slowdown, interference at the last tick."""
         return self.work, self.slowdown, self.interference

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from vllm_slo.exporters.errors import SloError
 from vllm_slo.exporters.probe.accounting import Accounting
 from vllm_slo.exporters.probe.blocked import KV_BLOCKS, NOTHING, REASONS, TOKEN_BUDGET
 from vllm_slo.exporters.probe.engine_record import EngineRecord
 from vllm_slo.exporters.probe.guard import guarded
-from vllm_slo.exporters.probe.life import Life
+from vllm_slo.exporters.probe.life import QUEUED, Life
 from vllm_slo.exporters.probe.meters import Meters
 from vllm_slo.exporters.probe.process import Process
 from vllm_slo.exporters.probe.scan import Scan
@@ -27,8 +28,17 @@ if TYPE_CHECKING:
 
 EVICTED = "_vllm_slo_evicted"
 """Attribute of a block pool: whom to tell of cached blocks thrown out."""
+MOST_IN_FLIGHT = 256
+"""Steps scheduled and not yet processed; vLLM has as many as pipeline stages, and one."""
 HOLDER_EVERY_NS = 100_000_000
 """How often the largest holder of KV blocks is looked up while somebody waits for blocks."""
+
+
+class UnseenStep(SloError):
+    """A scheduler class that overrides `schedule` or `update_from_output` without calling vLLM's.
+
+    Raised in a hook, so enough of them in a row switch the probe off: half the events make wrong numbers.
+    """
 
 
 class Engine:
@@ -55,6 +65,8 @@ class Engine:
         self._holder: str | None = None
         self._holder_ns = 0
         self._update_ns = 0
+        self._arrived: list[Life] = []
+        """Those with a first token in this update that a session's next input has taken from the request since."""
 
     def _done(self, life: Life) -> None:
         life.request = None
@@ -74,7 +86,7 @@ class Engine:
         """A request is about to be queued; or further input of a session."""
         now_ns = monotonic_ns()
         life = self.accounting.in_flight.get(request.request_id)
-        if life is not None:
+        if life is not None:  # the same id comes again for further input only
             if request.resumable:
                 self.accounting.session_goes_on(life, now_ns)
             else:
@@ -103,12 +115,12 @@ class Engine:
     def preempting(self, request: Any) -> None:
         """A running request is about to lose its blocks."""
         accounting = self.accounting
+        self.scan.preempted = True
         life = accounting.in_flight.get(request.request_id)
         if life is None:
             return
         self._held(life)
         cause = "kv_blocks" if accounting.in_schedule else "reset"
-        self.scan.preempted = True
         now_ns = accounting.now_ns if accounting.in_schedule else monotonic_ns()
         lost_tokens = request.num_computed_tokens
         if self.step_log is not None:
@@ -128,7 +140,9 @@ class Engine:
             reason = "stop"
         life.arrival_ns = int(request.arrival_time * 1e9)
         life.prompt_tokens = request.num_prompt_tokens
-        life.completion_tokens = life.earlier_tokens + len(request._output_token_ids)
+        life.completion_tokens = life.earlier_tokens
+        if life.phase != QUEUED:  # a session that waits still has the tokens of its last turn, and they are counted
+            life.completion_tokens += len(request._output_token_ids)
         life.max_tokens = request.max_tokens
         life.trace_headers = request.trace_headers
         sampling = request.sampling_params
@@ -141,26 +155,27 @@ class Engine:
     def turn_ended(self, request: Any, tokens: int, finished: bool) -> None:
         """A session stopped after so many tokens; unless it is finished it goes on, now or with its next input."""
         life = self.accounting.in_flight.get(request.request_id)
-        if life is not None and not finished:
-            self.accounting.paused_session(life, tokens, request.status.name == "WAITING_FOR_STREAMING_REQ")
+        if life is None or finished:
+            return
+        if life in self.accounting.awaiting and tokens > life.output_mark:
+            self._arrived.append(life)
+        self.accounting.paused_session(life, tokens, request.status.name == "WAITING_FOR_STREAMING_REQ")
 
-    def paused(self) -> None:
-        """The engine's pause state changed."""
-        self.accounting.paused()
+    def paused(self, scheduler: Any) -> None:
+        """The engine's pause state has changed."""
+        self.accounting.paused(monotonic_ns(), self.scan.is_paused(scheduler))
 
     # A step
 
-    def schedule_begins(self, throttled: bool) -> None:
-        """The scheduler is about to choose a step."""
-        scan = self.scan
-        scan.looked.clear()
-        scan.preempted = False
-        scan.throttled = throttled
+    def schedule_begins(self, scheduler: Any, throttled: bool) -> None:
+        """The scheduler is about to choose a step; see `Scan.begin`."""
+        self.scan.begin(scheduler, throttled)
         self.accounting.schedule_begins(monotonic_ns())
 
     def schedule_ends(self, scheduler: Any, output: Any) -> None:
         """It has chosen."""
         accounting, scan = self.accounting, self.scan
+        scan.looking = False
         in_flight = accounting.in_flight
         scheduled: dict[str, int] = output.num_scheduled_tokens
         skipped = 0
@@ -190,7 +205,7 @@ class Engine:
         waiting = self.waiting = scan.waiting(scheduler)
         reason, head = NOTHING, None
         if waiting:
-            reason = scan.stopped_by(scheduler, total, len(scheduled), waiting - skipped, stopped)
+            reason = scan.stopped_by(scheduler, total, len(scheduled), skipped, stopped)
             if reason != NOTHING:
                 head = scan.head(scheduler, stopped, in_flight)
             if reason == KV_BLOCKS:
@@ -198,8 +213,10 @@ class Engine:
             elif reason != TOKEN_BUDGET:
                 blocker = None
         accounting.schedule_ends(output, total, len(scheduled), chunks, reason, head, blocker)
+        if len(accounting.pipeline) > MOST_IN_FLIGHT:
+            raise UnseenStep(f"more than {MOST_IN_FLIGHT} steps whose output the probe has not seen")
         if self.step_log is not None:
-            self._log_schedule(self.step_log, output, chunks, REASONS[reason], head, waiting, passed)
+            self.step_log.scheduled(output, accounting.now_ns, chunks, REASONS[reason], head, waiting, passed)
 
     def update_begins(self, output: Any, result: Any) -> None:
         """The scheduler is about to take in what the model made of a step."""
@@ -218,11 +235,16 @@ class Engine:
             break
         accounting = self.accounting
         arrived = [life for life in accounting.awaiting if len(life.request._output_token_ids) > life.output_mark]
-        accounting.update_ends(output, now_ns, arrived)
+        if self._arrived:
+            arrived += [life for life in self._arrived if life not in arrived]
+            self._arrived.clear()
+        known = accounting.update_ends(output, now_ns, arrived)
         if self.step_log is not None:
-            self._log_update(self.step_log, output, now_ns, arrived)
+            self.step_log.updated(output, now_ns, arrived)
         if self.watch is not None and now_ns >= self.watch.due_ns:
             self.sample(scheduler, now_ns)
+        if not known:
+            raise UnseenStep("the output of a step that the probe did not see scheduled")
 
     def _sample(self, scheduler: Any, now_ns: int) -> None:
         if self.watch is not None:
@@ -264,32 +286,3 @@ class Engine:
             held = {r.request_id: sum([len(t.get(r.request_id, ())) for t in self._tables]) for r in scheduler.running}
             self._holder = max(held, key=held.__getitem__, default=None)
         return self._holder
-
-    def _log_schedule(
-        self,
-        log: StepLog,
-        output: Any,
-        chunks: list[Chunk],
-        reason: str,
-        head: Life | None,
-        waiting: int,
-        passed: list[tuple[Any, str | None]],
-    ) -> None:
-        log.write(
-            "schedule",
-            step=log.step(output),
-            start_ns=self.accounting.now_ns,
-            tokens=dict(output.num_scheduled_tokens),
-            admitted=[new.req_id for new in output.scheduled_new_reqs],
-            resumed=sorted(output.scheduled_cached_reqs.resumed_req_ids),
-            prefilling=[chunk.life.engine_request_id for chunk in chunks],
-            reason=reason,
-            head=head.engine_request_id if head is not None else None,
-            waiting=waiting,
-            deferred={request.request_id: why for request, why in passed if why is not None},
-        )
-
-    @staticmethod
-    def _log_update(log: StepLog, output: Any, now_ns: int, arrived: list[Life]) -> None:
-        first = [life.engine_request_id for life in arrived]
-        log.write("update", step=log.ended_step(output), end_ns=now_ns, first=first)

@@ -63,12 +63,12 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         begins = hook("schedule_begins", Engine.schedule_begins)
         ends = hook("schedule_ends", Engine.schedule_ends)
 
-        def schedule(self: Any, throttle_prefills: bool = False) -> Any:
+        def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
             engine = self.__dict__.get(STATE)
             if not engine and (engine is False or not (engine := first_call(self))):
-                return original(self, throttle_prefills)
-            begins(engine, throttle_prefills)
-            output = original(self, throttle_prefills)
+                return original(self, *arguments, **named)
+            begins(engine, self, arguments[0] if arguments else named.get("throttle_prefills", False))
+            output = original(self, *arguments, **named)
             ends(engine, self, output)
             return output
 
@@ -78,12 +78,14 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
         begins = hook("update_begins", Engine.update_begins)
         ends = hook("update_ends", Engine.update_ends)
 
-        def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        def update_from_output(
+            self: Any, scheduler_output: Any, model_runner_output: Any, *arguments: Any, **named: Any
+        ) -> Any:
             engine = self.__dict__.get(STATE)
             if not engine and (engine is False or not (engine := first_call(self))):
-                return original(self, scheduler_output, model_runner_output)
+                return original(self, scheduler_output, model_runner_output, *arguments, **named)
             begins(engine, scheduler_output, model_runner_output)
-            result = original(self, scheduler_output, model_runner_output)
+            result = original(self, scheduler_output, model_runner_output, *arguments, **named)
             ends(engine, self, scheduler_output, result)
             return result
 
@@ -108,12 +110,12 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
     def stopped(original: Callable[..., Any]) -> Callable[..., Any]:
         tell = hook("turn_ended", Engine.turn_ended)
 
-        def _handle_stopped_request(self: Any, request: Any) -> Any:
+        def _handle_stopped_request(self: Any, request: Any, *arguments: Any, **named: Any) -> Any:
             engine = self.__dict__.get(STATE) if getattr(request, "resumable", False) else None
             if not engine:
-                return original(self, request)
-            tokens = request.num_output_tokens
-            finished = original(self, request)
+                return original(self, request, *arguments, **named)
+            tokens = getattr(request, "num_output_tokens", 0)  # the next input may take them away
+            finished = original(self, request, *arguments, **named)
             tell(engine, request, tokens, finished)
             return finished
 
@@ -122,18 +124,19 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
     def pause(original: Callable[..., Any]) -> Callable[..., Any]:
         tell = hook("paused", Engine.paused)
 
-        def set_pause_state(self: Any, pause_state: Any) -> Any:
+        def set_pause_state(self: Any, *arguments: Any, **named: Any) -> Any:
+            result = original(self, *arguments, **named)
             if engine := self.__dict__.get(STATE):
-                tell(engine)
-            return original(self, pause_state)
+                tell(engine, self)
+            return result
 
         return set_pause_state
 
     def handled(original: Callable[..., Any]) -> Callable[..., Any]:
         tell = hook("looked", lambda engine, scheduler, request, ready: engine.scan.handled(scheduler, request, ready))
 
-        def _handle_blocked_waiting_request(self: Any, request: Any) -> Any:
-            ready = original(self, request)
+        def _handle_blocked_waiting_request(self: Any, request: Any, *arguments: Any, **named: Any) -> Any:
+            ready = original(self, request, *arguments, **named)
             if engine := self.__dict__.get(STATE):
                 tell(engine, self, request, ready)
             return ready
@@ -143,8 +146,8 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
     def selected(original: Callable[..., Any]) -> Callable[..., Any]:
         tell = hook("looked", lambda engine, scheduler, queue: engine.scan.selected(scheduler, queue))
 
-        def _select_waiting_queue_for_scheduling(self: Any) -> Any:
-            queue = original(self)
+        def _select_waiting_queue_for_scheduling(self: Any, *arguments: Any, **named: Any) -> Any:
+            queue = original(self, *arguments, **named)
             if engine := self.__dict__.get(STATE):
                 tell(engine, self, queue)
             return queue
@@ -153,13 +156,14 @@ def wrap_scheduler(scheduler_class: Any, pool_class: Any, look: str, make: Calla
 
     def new_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
         # Only evictions change the map in there. Of blocks with the same content the last one counts.
+        size = hook("cached", lambda pool: len(_cached(pool)))
         count = hook("evicted", lambda pool, cached: getattr(pool, EVICTED)(cached - len(_cached(pool))))
 
-        def get_new_blocks(self: Any, num_blocks: int) -> Any:
+        def get_new_blocks(self: Any, *arguments: Any, **named: Any) -> Any:
             if EVICTED not in self.__dict__:
-                return original(self, num_blocks)
-            cached = len(_cached(self))
-            blocks = original(self, num_blocks)
+                return original(self, *arguments, **named)
+            cached = size(self) or 0
+            blocks = original(self, *arguments, **named)
             if cached:
                 count(self, cached)
             return blocks

@@ -87,7 +87,7 @@ class Meters:
         self.histograms: dict[str, dict[Cell, Histogram]] = {name: {} for name in RANGES if name != STEP}
         self.steps = Histogram(self.bounds[STEP])
         self.last_step_ns = 0
-        """When the last step ended, on the monotonic clock; 0 before the first."""
+        """When the last step ended, empty ones among them, on the monotonic clock; 0 before the first."""
         self.requests: dict[tuple[str, int, str], int] = {}
         """(bucket, class, finish reason) -> requests ended."""
         self.preemptions: dict[tuple[str, int, str], int] = {}
@@ -162,6 +162,10 @@ class Meters:
         """A step took so long; it ends now, or at ``end_ns`` of the monotonic clock."""
         self.steps.observe(step_ns)
         self.last_step_ns = end_ns or monotonic_ns()
+
+    def empty_step(self, end_ns: int) -> None:
+        """A step that ran nothing ended: the engine is alive, and no step time is observed."""
+        self.last_step_ns = end_ns
 
     def _observe(self, name: str, cell: Cell, value_ns: int) -> None:
         (self.histograms[name].get(cell) or self._new(name, cell)).observe(value_ns)

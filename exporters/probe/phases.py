@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from vllm_slo.exporters.probe.blocked import ENCODER, KV_BLOCKS, PAUSED, REASONS, SEQUENCE_CAP, TOKEN_BUDGET
+from vllm_slo.exporters.probe.blocked import DEFERRING, KV_BLOCKS, REASONS, SEQUENCE_CAP, TOKEN_BUDGET
 from vllm_slo.exporters.probe.clocks import Gaps, QueueClock, StepClock
 from vllm_slo.exporters.probe.life import DECODE, PREEMPTED, PREFILL, QUEUED, RECOMPUTE, Life
+
+MOST_WINDOWS = 64
+"""Of a request that is passed over and looked at again all the time; the last one then holds what lies between, too."""
 
 
 def book(life: Life, now_ns: int, queue: QueueClock, steps: StepClock, gaps: Gaps) -> None:
@@ -58,12 +61,15 @@ def _book_queue(life: Life, now_ns: int, length: int, queue: QueueClock) -> None
     life.queue_token_budget += spent[TOKEN_BUDGET]
     life.queue_kv_blocks += spent[KV_BLOCKS]
     left = length - spent[SEQUENCE_CAP] - spent[TOKEN_BUDGET] - spent[KV_BLOCKS]
-    for reason in (ENCODER, PAUSED):
+    for reason in DEFERRING:
         if spent[reason]:
             _defer(life, REASONS[reason], spent[reason])
             left -= spent[reason]
     life.queue_step += left
-    life.windows.append((now_ns - length, now_ns))
+    windows = life.windows
+    windows.append((now_ns - length, now_ns))
+    if len(windows) > MOST_WINDOWS:
+        windows[-2:] = [(windows[-2][0], now_ns)]
 
 
 def _defer(life: Life, reason: str, length: int) -> None:

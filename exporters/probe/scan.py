@@ -6,7 +6,7 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from vllm_slo.exporters.probe.blocked import ENCODER, KV_BLOCKS, NOTHING, PAUSED, TOKEN_BUDGET, reason
+from vllm_slo.exporters.probe.blocked import ENCODER, KV_BLOCKS, NOTHING, PREFILL_INTERVAL, TOKEN_BUDGET, reason
 from vllm_slo.exporters.probe.life import QUEUED, Life
 from vllm_slo.exporters.probe.versions import Version
 
@@ -39,9 +39,36 @@ class Scan:
         self._chunked = bool(config.enable_chunked_prefill)
         self._aligned = bool(getattr(scheduler, "need_mamba_block_aligned_split", False))
         self._unpaused = type(scheduler._pause_state).UNPAUSED
+        self._idle_loras = row.idle_loras
+        self._passes_unfit = row.passes_unfit
+        self._interval = int(getattr(scheduler, "local_prefill_interval", 1))
+        self.looking = False
+        """Only while the scheduler scans: others may ask about a request, too."""
         self.looked: list[Looked] = []
         self.preempted = False
-        self.throttled = False
+        self._holds_prefills = False
+        self._stopped_before = False
+
+    def begin(self, scheduler: Any, throttled: bool) -> None:
+        """The scheduler is about to scan; ``throttled``: its data-parallel engine asks it to hold prefills back.
+
+        Whether it will is vLLM's own condition, which holds before the scan and no longer after it.
+        """
+        self.looked.clear()
+        self.looking = True
+        self.preempted = False
+        if self._interval > 1:
+            since = scheduler.num_executed_steps + 1 - scheduler.last_prefill_step
+            throttled = throttled or since < self._interval
+        self._holds_prefills = (
+            throttled
+            and not getattr(scheduler, "prefill_capacity_bound", False)
+            and any(not request.is_prefill_chunk for request in scheduler.running)
+        )
+
+    def is_paused(self, scheduler: Any) -> bool:
+        """Whether no new request is admitted."""
+        return scheduler._pause_state is not self._unpaused
 
     def waiting(self, scheduler: Any) -> int:
         """How many wait."""
@@ -50,12 +77,13 @@ class Scan:
 
     def selected(self, scheduler: Any, queue: Any) -> None:
         """vLLM up to 0.30: the scan is about to look at the first request of that queue."""
-        if queue is not None:
+        if queue is not None and self.looking:
             self.looked.append((queue.peek_request(), True, queue is getattr(scheduler, self._skipped)))
 
     def handled(self, scheduler: Any, request: Any, ready: bool) -> None:
         """vLLM since 0.31: the scan looks at that request."""
-        self.looked.append((request, ready, request in getattr(scheduler, self._skipped)))
+        if self.looking:
+            self.looked.append((request, ready, request in getattr(scheduler, self._skipped)))
 
     def passed_over(self, scheduler: Any, scheduled: dict[str, int]) -> tuple[list[tuple[Any, str | None]], Any]:
         """Requests looked at but not scheduled, each with why it was passed over; and the one that stopped the scan."""
@@ -66,12 +94,14 @@ class Scan:
             if request.request_id in scheduled:
                 continue
             why = self._why(scheduler, request, ready)
-            if why is None and (index < last or self._passed_now(scheduler, request, before)):
+            passed = self._passed_again if before else self._passed_now
+            if why is None and (index < last or passed(scheduler, request)):
                 why = _unseen_reason(scheduler, request)
             elif why == "lora" and index == last and not self._loras_full(scheduler, request, scheduled):
                 why = None
             if why is None:
                 stopped = request
+                self._stopped_before = before
             found.append((request, why))
         return found, stopped
 
@@ -85,27 +115,59 @@ class Scan:
             return "lora"
         return None
 
-    def _passed_now(self, scheduler: Any, request: Any, before: bool) -> bool:
+    def _passed_now(self, scheduler: Any, request: Any) -> bool:
         """Whether a request that was not among the passed over is now."""
-        if before:
-            return False
         if self._old:
             waiting = scheduler.waiting
             return not waiting or waiting.peek_request() is not request
         return request in getattr(scheduler, self._skipped)
 
+    def _passed_again(self, scheduler: Any, request: Any) -> bool:
+        """The last one that the scan looked at was passed over before, and nothing is in its way that stops a scan.
+
+        A connector that does not know yet (and since 0.33 an encoder input that does not fit) leaves no other trace.
+        """
+        return (
+            self._has_unseen_reason(scheduler, request)
+            and not self._holds_prefills
+            and self._blocks_suffice(scheduler, request)
+        )
+
+    def _has_unseen_reason(self, scheduler: Any, request: Any) -> bool:
+        if scheduler.connector is not None:
+            return True
+        if request.has_encoder_inputs and (self._passes_unfit or scheduler.ec_connector is not None):
+            return True
+        return self._passes_unfit and getattr(scheduler, "num_prefill_lookahead", 0) > 0
+
     @staticmethod
-    def _loras_full(scheduler: Any, request: Any, scheduled: dict[str, int]) -> bool:
-        loaded = {r.lora_request.lora_int_id for r in scheduler.running if r.lora_request and r.request_id in scheduled}
+    def _blocks_suffice(scheduler: Any, request: Any) -> bool:
+        left = request.num_tokens - request.num_computed_tokens
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return bool(free * scheduler.block_size >= left)
+
+    def _loras_full(self, scheduler: Any, request: Any, scheduled: dict[str, int]) -> bool:
+        loaded = {
+            one.lora_request.lora_int_id
+            for one in scheduler.running
+            if one.lora_request and (self._idle_loras or one.request_id in scheduled)
+        }
         return len(loaded) >= scheduler.lora_config.max_loras and request.lora_request.lora_int_id not in loaded
 
-    def stopped_by(self, scheduler: Any, tokens: int, sequences: int, waiting: int, stopped: Any) -> int:
-        """The reason (of `blocked`) why those wait whom the scan did not pass over; ``waiting`` of them."""
+    def stopped_by(self, scheduler: Any, tokens: int, sequences: int, passed: int, stopped: Any) -> int:
+        """The reason (of `blocked`) why those wait who are not deferred; ``passed`` were passed over in this scan.
+
+        Those passed over before wait for their own reason, also where this scan did not come to them.
+        """
+        deferred = len(getattr(scheduler, self._skipped))
+        if stopped is not None and self._stopped_before:
+            deferred -= 1  # it is no longer, though vLLM still has it there
+        waiting = self.waiting(scheduler) - max(passed, deferred)
         if waiting <= 0:
             return NOTHING
         tokens_left = self.token_budget - tokens
         found = reason(
-            scheduler._pause_state is not self._unpaused,
+            self.is_paused(scheduler),
             self.preempted,
             tokens_left,
             self._input_budget - tokens - self._draft_slots * (sequences + 1),
@@ -117,14 +179,14 @@ class Scan:
 
     def _refused(self, scheduler: Any, request: Any, tokens_left: int) -> int:
         """Every limit leaves room, yet the scan stopped at this request: mostly for want of blocks."""
-        if self.throttled and not getattr(scheduler, "prefill_capacity_bound", False):
-            return PAUSED
+        if self._holds_prefills:
+            return PREFILL_INTERVAL
         left = request.num_tokens - request.num_computed_tokens
         if not self._chunked and left > tokens_left:
             return TOKEN_BUDGET
         if scheduler.num_spec_tokens and tokens_left <= scheduler.num_spec_tokens:
             return TOKEN_BUDGET
-        fits = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * scheduler.block_size >= left
+        fits = self._blocks_suffice(scheduler, request)
         if fits and self._aligned:
             return TOKEN_BUDGET
         return ENCODER if fits and request.has_encoder_inputs else KV_BLOCKS
@@ -151,7 +213,8 @@ def _queued(in_flight: dict[str, Life], request: Any) -> Life | None:
 
 
 def _unseen_reason(scheduler: Any, request: Any) -> str:
-    """Of two reasons that leave no trace: an encoder input in transit, a KV connector that does not know yet."""
-    if scheduler.ec_connector is not None and request.has_encoder_inputs:
+    """Of the reasons that leave no trace: an encoder input that is in transit or does not fit, a KV connector that does
+    not know yet, a chunk too short for what the drafter reads ahead."""
+    if request.has_encoder_inputs and (scheduler.ec_connector is not None or scheduler.connector is None):
         return "encoder"
-    return "kv_transfer"
+    return "kv_transfer" if scheduler.connector is not None else "prefill_lookahead"

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from vllm_slo.exporters.probe.life import Life
+from vllm_slo.exporters.probe.steps import Chunk
 
 MOST_WAITING = 100_000
 """Lines; the oldest are lost beyond that."""
@@ -35,15 +39,37 @@ class StepLog:
         """Notes a line, to be written later."""
         self._lines.append({"event": event, **values})
 
-    def step(self, output: object) -> int:
-        """Number of a step that is scheduled now; `ended_step` gives it back."""
+    def scheduled(
+        self,
+        output: Any,
+        start_ns: int,
+        chunks: Sequence[Chunk],
+        reason: str,
+        head: Life | None,
+        waiting: int,
+        passed: Sequence[tuple[Any, str | None]],
+    ) -> None:
+        """Notes a step; ``passed`` are the requests that the scan looked at and did not schedule."""
         self._count += 1
         self._steps[id(output)] = self._count
-        return self._count
+        self.write(
+            "schedule",
+            step=self._count,
+            start_ns=start_ns,
+            tokens=dict(output.num_scheduled_tokens),
+            admitted=[new.req_id for new in output.scheduled_new_reqs],
+            resumed=sorted(output.scheduled_cached_reqs.resumed_req_ids),
+            prefilling=[chunk.life.engine_request_id for chunk in chunks],
+            reason=reason,
+            head=head.engine_request_id if head is not None else None,
+            waiting=waiting,
+            deferred={request.request_id: why for request, why in passed if why is not None},
+        )
 
-    def ended_step(self, output: object) -> int | None:
-        """Its number, once."""
-        return self._steps.pop(id(output), None)
+    def updated(self, output: object, end_ns: int, arrived: Sequence[Life]) -> None:
+        """Notes that the output of a step was taken in; the step is null where it was not noted."""
+        first = [life.engine_request_id for life in arrived]
+        self.write("update", step=self._steps.pop(id(output), None), end_ns=end_ns, first=first)
 
     def flush(self) -> None:
         """Writes what waits. Raises OSError."""

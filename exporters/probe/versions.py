@@ -25,25 +25,6 @@ class Hooked:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Version:
-    """What one minor version of vLLM looks like."""
-
-    minor: str
-    verified: str
-    """How this row was verified."""
-    look: Hooked
-    """The method that a scan calls once for each waiting request that it looks at."""
-    queues: tuple[str, str]
-    """Attributes of the scheduler that hold waiting requests, in the order of the scan."""
-    skipped: str
-    """Attribute that holds those of them that a scan passed over."""
-    cap: str
-    """Attribute with the number of sequences that may run."""
-    engine: tuple[Hooked, ...]
-    frontend: tuple[Hooked, ...]
-
-
 _ENGINE = (
     Hooked(SCHEDULER, "__init__", ("vllm_config", "kv_cache_config"), "the engine is there"),
     Hooked(SCHEDULER, "schedule", (), "a step begins; what was scheduled"),
@@ -64,15 +45,41 @@ _FRONTEND = (
 )
 _HANDLE = Hooked(SCHEDULER, "_handle_blocked_waiting_request", ("request",), "the scan looks at a waiting request")
 _SELECT = Hooked(SCHEDULER, "_select_waiting_queue_for_scheduling", (), "the scan looks at a waiting request")
-_OLD = ("skipped_waiting", "waiting")
-_NEW = ("kv_holding_waiting", "waiting")
+
+
+@dataclass(frozen=True)
+class Version:
+    """What one minor version of vLLM looks like."""
+
+    minor: str
+    verified: str
+    """How this row was verified."""
+    look: Hooked
+    """The method that a scan calls once for each waiting request that it looks at."""
+    queues: tuple[str, str]
+    """Attributes of the scheduler that hold waiting requests, in the order of the scan."""
+    skipped: str
+    """Attribute that holds those of them that a scan passed over."""
+    cap: str
+    """Attribute with the number of sequences that may run."""
+    idle_loras: bool
+    """Whether adapters of running requests that are not in the step count as well."""
+    passes_unfit: bool
+    """Whether the scan goes on behind a request whose encoder input, or look-ahead of drafts, does not fit."""
+    engine: tuple[Hooked, ...] = _ENGINE
+    frontend: tuple[Hooked, ...] = _FRONTEND
+
+
+_BEFORE_31 = (_SELECT, ("skipped_waiting", "waiting"), "skipped_waiting", "max_num_running_reqs")
+_SINCE_31 = (_HANDLE, ("kv_holding_waiting", "waiting"), "deferred_waiting", "max_num_active_reqs")
 
 VERSIONS: tuple[Version, ...] = (
-    Version("0.29", "source read", _SELECT, _OLD, "skipped_waiting", "max_num_running_reqs", _ENGINE, _FRONTEND),
-    Version("0.30", "source read", _SELECT, _OLD, "skipped_waiting", "max_num_running_reqs", _ENGINE, _FRONTEND),
-    Version("0.31", "source read", _HANDLE, _NEW, "deferred_waiting", "max_num_active_reqs", _ENGINE, _FRONTEND),
-    Version("0.32", "tests run on it", _HANDLE, _NEW, "deferred_waiting", "max_num_active_reqs", _ENGINE, _FRONTEND),
-    Version("0.33", "source read", _HANDLE, _NEW, "deferred_waiting", "max_num_active_reqs", _ENGINE, _FRONTEND),
+    Version("0.29", "source read", *_BEFORE_31, idle_loras=False, passes_unfit=False),
+    Version("0.30", "source read", *_BEFORE_31, idle_loras=False, passes_unfit=False),
+    Version("0.31", "source read", *_SINCE_31, idle_loras=False, passes_unfit=False),
+    Version("0.32", "tests run on it", *_SINCE_31, idle_loras=False, passes_unfit=False),
+    # Also new in 0.33, and read from the scheduler itself: a prefill interval without data parallelism.
+    Version("0.33", "source read", *_SINCE_31, idle_loras=True, passes_unfit=True),
 )
 
 

@@ -150,6 +150,7 @@ def session(clock: VirtualTime, options: dict[str, Any]) -> dict[str, Any]:
         request.resumable = more
         return request
 
+    e.keep_outputs = True
     e.scheduler.add_request(part(True))
     e.run(60)
     clock.pass_ns(500_000_000)
@@ -158,7 +159,70 @@ def session(clock: VirtualTime, options: dict[str, Any]) -> dict[str, Any]:
     clock.pass_ns(100_000_000)
     e.scheduler.add_request(part(False))
     e.run(10)
-    return {"spans": spans(), "in_flight": len(e.scheduler._vllm_slo_engine.accounting.in_flight)}
+    return {
+        "spans": spans(),
+        "in_flight": len(e.scheduler._vllm_slo_engine.accounting.in_flight),
+        "made": sum(tokens for _, _, tokens in e.outputs),
+    }
+
+
+def short_turns(clock: VirtualTime, options: dict[str, Any]) -> dict[str, Any]:
+    """A session of three turns of one token, the next input there before the last turn ends; how many vLLM made."""
+    e = engine(clock, options)
+    e.keep_outputs = True
+    name = "cmpl-turns-0-0badcafe"
+    for more in (True, True, True, False):
+        request = e.requests.make(30, 1, request_id=name)
+        request.resumable = more
+        e.scheduler.add_request(request)
+    e.run(60)
+    return {"spans": spans(), "made": sum(tokens for _, _, tokens in e.outputs)}
+
+
+def frozen(clock: VirtualTime, options: dict[str, Any]) -> dict[str, Any]:
+    """All stands still for half a second in which nothing is scheduled; one waits for a place, one comes meanwhile."""
+    e = engine(clock, options, max_num_seqs=1)
+    state = type(e.scheduler.pause_state)
+    running, waiting = e.add(20, 40), e.add(20, 5)
+    for _ in range(10):
+        e.step()
+    while e._queue:
+        e._record(e.scheduler.update_from_output((step := e._queue.popleft()).output, step.result))
+    e.scheduler.set_pause_state(state.PAUSED_ALL)
+    clock.pass_ns(250_000_000)
+    late = e.add(20, 5)
+    clock.pass_ns(250_000_000)
+    e.scheduler.set_pause_state(state.UNPAUSED)
+    e.run()
+    accounting = e.scheduler._vllm_slo_engine.accounting
+    return {
+        "spans": by_id(),
+        "running": running,
+        "waiting": waiting,
+        "late": late,
+        "longest_step": accounting.step_longest_ns,
+    }
+
+
+def foreign(clock: VirtualTime, options: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler whose own `schedule`, then whose own `update_from_output`, never calls vLLM's."""
+    from functools import partial
+
+    from vllm_slo.exporters.probe import guard
+
+    seen = {}
+    for name in ("schedule", "update_from_output"):
+        with _Reloaded():
+            e = engine(clock, options)
+            setattr(e.scheduler, name, partial(getattr(type(e.scheduler), name).__wrapped__, e.scheduler))
+            for _ in range(30):
+                e.add(20, 40)
+            finished = e.run()
+            seen[name] = {"state": e.scheduler._vllm_slo_engine, "finished": len(e.finished), "steps": finished}
+    errors = dict(guard.errors)
+    guard.errors.clear()
+    guard.off.clear()
+    return {**seen, "errors": errors}
 
 
 def reset(clock: VirtualTime, options: dict[str, Any]) -> dict[str, Any]:
@@ -337,6 +401,9 @@ CASES: tuple[Case, ...] = (
     grammar,
     lora,
     session,
+    short_turns,
+    frozen,
+    foreign,
     reset,
     stops,
     drafts,

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe_twin import Chaos, Told, Twin
+from vllm_slo.exporters.probe import blocked
 from vllm_slo.exporters.probe.accounting import Accounting
 from vllm_slo.exporters.probe.life import Life
+from vllm_slo.exporters.probe.phases import MOST_WINDOWS
 from vllm_slo.exporters.probe.steps import Chunk
 
 
@@ -101,8 +103,8 @@ def test_a_pooling_request_has_its_output_when_it_ends() -> None:
 def test_an_output_of_a_step_that_nobody_knows_changes_no_other() -> None:
     life = Life("one", 90)
     accounting, _, key = one_step(life)
-    accounting.update_ends(object(), 120, [])
-    accounting.update_ends(key, 150, [life])
+    assert not accounting.update_ends(object(), 120, [])
+    assert accounting.update_ends(key, 150, [life])
     assert life.prefill_own == 50
 
 
@@ -123,7 +125,8 @@ def test_the_time_of_a_pause_is_no_part_of_a_step() -> None:
     life = Life("one", 90)
     accounting, _, key = one_step(life)
     accounting.update_ends(key, 150, [life])
-    accounting.paused()
+    accounting.paused(160, True)
+    accounting.paused(9_990, False)
     accounting.schedule_begins(10_000)
     second = object()
     accounting.schedule_ends(second, 1, 1, [], 0)
@@ -131,3 +134,43 @@ def test_the_time_of_a_pause_is_no_part_of_a_step() -> None:
     assert accounting.step_longest_ns == 50
     accounting.ended(life, 10_050, "abort")
     assert (life.decode_work, life.decode_slowdown) == (40, 9_850 + 10)
+
+
+def test_whoever_waits_while_the_engine_is_paused_does_so_for_that_alone() -> None:
+    first, late = Life("first", 90), Life("late", 5_000)
+    accounting = Accounting(Told(), lambda _life: None)
+    accounting.added(first)
+    accounting.schedule_begins(100)
+    accounting.schedule_ends(object(), 0, 0, [], blocked.KV_BLOCKS)
+    accounting.paused(200, True)
+    accounting.added(late)
+    accounting.paused(9_000, False)
+    accounting.schedule_begins(9_010)
+    for life in (first, late):
+        accounting.ended(life, 9_010, "abort")
+    assert (first.queue_step, first.queue_kv_blocks, first.deferred) == (10 + 10, 100, {"paused": 8_800})
+    assert (late.queue_step, late.queue_kv_blocks, late.deferred) == (10, 0, {"paused": 4_000})
+
+
+def test_a_step_that_runs_nothing_is_no_step() -> None:
+    told = Told()
+    accounting = Accounting(told, lambda _life: None)
+    accounting.schedule_begins(100)
+    key = object()
+    accounting.schedule_ends(key, 0, 0, [], 0)
+    accounting.update_ends(key, 150, [])
+    assert (accounting.step_count, accounting.step_sum_ns, accounting.step_longest_ns) == (0, 0, 0)
+    assert (told.of("step"), told.of("empty_step")) == ([], [(150,)])
+
+
+def test_a_request_passed_over_again_and_again_keeps_a_bounded_record_of_when_it_waited() -> None:
+    life = Life("one", 0)
+    accounting = Accounting(Told(), lambda _life: None)
+    accounting.added(life)
+    for now in range(100, 100_100, 100):
+        accounting.schedule_begins(now)
+        accounting.looked_at(life, "kv_transfer" if now % 200 else None)
+        accounting.schedule_ends(object(), 0, 0, [], blocked.TOKEN_BUDGET)
+        accounting.pipeline.clear()
+    assert len(life.windows) == MOST_WINDOWS
+    assert (life.windows[0][0], life.windows[-1][1]) == (100, 99_900)

@@ -137,8 +137,36 @@ def test_a_session_waits_for_its_client_not_for_the_engine(cases: dict[str, Any]
     reasons = json.loads(span["queue_deferred_reasons"])
     assert reasons.keys() == {"streaming"}
     assert 600_000_000 <= reasons["streaming"] < 600_000_000 + STEP
-    assert span["gen_ai.usage.completion_tokens"] >= 12
+    assert span["gen_ai.usage.completion_tokens"] == cases["session"]["made"] >= 12
     assert cases["session"]["in_flight"] == 0
+
+
+def test_a_turn_of_one_token_has_its_token_though_the_next_input_is_there(cases: dict[str, Any]) -> None:
+    (span,) = cases["short_turns"]["spans"]
+    assert span["gen_ai.usage.completion_tokens"] == cases["short_turns"]["made"] >= 2
+    assert 0 < ns(span, "time_to_first_token") < 2 * STEP
+    assert "queue_deferred_reasons" not in span
+
+
+def test_while_all_stands_still_nobody_waits_for_a_place(cases: dict[str, Any]) -> None:
+    case = cases["frozen"]
+    running, waiting, late = (case["spans"][case[who]] for who in ("running", "waiting", "late"))
+    for span, pause in ((waiting, 500_000_000), (late, 250_000_000)):
+        reasons = json.loads(span["queue_deferred_reasons"])
+        assert reasons.keys() == {"paused"}
+        assert reasons["paused"] == pytest.approx(pause, abs=1_000_000)
+        assert ns(span, "queue_step") < 1_000_000
+    assert ns(waiting, "queue_sequence_cap") == pytest.approx(ns(waiting, "queue") - 500_000_000, abs=2_000_000)
+    assert ns(running, "decode") > 500_000_000
+    assert 0 < case["longest_step"] < STEP
+
+
+@pytest.mark.parametrize("method", ["schedule", "update_from_output"])
+def test_a_scheduler_that_overrides_what_is_hooked_switches_the_probe_off(cases: dict[str, Any], method: str) -> None:
+    case = cases["foreign"]
+    assert case[method]["finished"] == 30
+    assert case[method]["state"] is False
+    assert set(case["errors"]) == {"engine.update_ends", "engine.schedule_ends"}
 
 
 def test_a_reset_takes_what_was_computed_and_blames_no_blocks(cases: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from vllm_slo.exporters.probe.life import Life
 from vllm_slo.exporters.probe.scan import Scan
 from vllm_slo.exporters.probe.versions import VERSIONS
 
-OLD, NEW = VERSIONS[1], VERSIONS[3]
+OLD, NEW, NEWEST = VERSIONS[1], VERSIONS[3], VERSIONS[4]
 
 
 class Pause(Enum):
@@ -34,6 +34,7 @@ def request(name: str, status: str = "WAITING", **more: Any) -> Any:
         "request_id": name,
         "status": SimpleNamespace(name=status),
         "num_stale_output_tokens": 0,
+        "is_prefill_chunk": False,
         "drop_stale_output": False,
         "lora_request": None,
         "has_encoder_inputs": False,
@@ -53,6 +54,8 @@ def scheduler(**more: Any) -> Any:
         "num_waiting_for_streaming_input": 0,
         "num_spec_tokens": 0,
         "block_size": 16,
+        "num_prefill_lookahead": 0,
+        "prefill_capacity_bound": False,
         "_pause_state": Pause.UNPAUSED,
         "running": [],
         "waiting": Fifo(),
@@ -69,7 +72,7 @@ def scheduler(**more: Any) -> Any:
 
 def test_since_0_31_a_request_passed_over_now_is_one_that_joined_the_passed_over() -> None:
     s = scheduler(connector=object())
-    scan = Scan(s, NEW)
+    scan = looking(s, NEW)
     skipped, head = request("skipped"), request("head")
     scan.handled(s, skipped, True)
     scan.handled(s, head, True)
@@ -82,7 +85,7 @@ def test_since_0_31_a_request_passed_over_now_is_one_that_joined_the_passed_over
 
 def test_since_0_31_the_last_one_looked_at_may_have_been_passed_over() -> None:
     s = scheduler(connector=object())
-    scan = Scan(s, NEW)
+    scan = looking(s, NEW)
     last = request("last")
     scan.handled(s, last, True)
     s.deferred_waiting.append(last)
@@ -92,7 +95,7 @@ def test_since_0_31_the_last_one_looked_at_may_have_been_passed_over() -> None:
 
 def test_up_to_0_30_a_request_passed_over_has_changed_its_queue() -> None:
     s = scheduler(connector=object())
-    scan = Scan(s, OLD)
+    scan = looking(s, OLD)
     skipped, head = request("skipped"), request("head")
     s.waiting += [skipped, head]
     scan.selected(s, s.waiting)
@@ -103,6 +106,112 @@ def test_up_to_0_30_a_request_passed_over_has_changed_its_queue() -> None:
     assert stopped is head
     scan.selected(s, None)
     assert len(scan.looked) == 2
+
+
+@pytest.mark.parametrize("row", [OLD, NEW])
+def test_outside_of_a_scan_nobody_is_looked_at(row: Any) -> None:
+    s = scheduler()
+    s.waiting.append(request("one"))
+    scan = Scan(s, row)
+    scan.selected(s, s.waiting)
+    scan.handled(s, request("one"), True)
+    assert scan.looked == []
+    scan.begin(s, False)
+    scan.handled(s, request("one"), True)
+    assert len(scan.looked) == 1
+
+
+def free_blocks(number: int) -> Any:
+    return SimpleNamespace(block_pool=SimpleNamespace(get_num_free_blocks=lambda: number))
+
+
+def test_a_connector_that_still_does_not_know_is_not_a_lack_of_blocks() -> None:
+    s = scheduler(connector=object())
+    scan, last = looking(s, NEW), request("last")
+    s.deferred_waiting.append(last)
+    s.waiting.append(last)
+    scan.handled(s, last, True)
+    assert scan.passed_over(s, {}) == ([(last, "kv_transfer")], None)
+    s.kv_cache_manager = free_blocks(6)
+    assert scan.passed_over(s, {}) == ([(last, None)], last)
+
+
+@pytest.mark.parametrize(("row", "why"), [(NEW, None), (NEWEST, "encoder")])
+def test_since_0_33_the_scan_goes_on_behind_an_encoder_input_that_does_not_fit(row: Any, why: str | None) -> None:
+    s = scheduler()
+    scan, picture = looking(s, row), request("picture", has_encoder_inputs=True)
+    s.deferred_waiting.append(picture)
+    scan.handled(s, picture, True)
+    assert scan.passed_over(s, {})[0] == [(picture, why)]
+
+
+def test_since_0_33_the_scan_goes_on_where_a_chunk_would_be_too_short_to_draft_from() -> None:
+    s = scheduler(num_prefill_lookahead=2)
+    scan, one = looking(s, NEWEST), request("one")
+    scan.handled(s, one, True)
+    s.deferred_waiting.append(one)
+    assert scan.passed_over(s, {}) == ([(one, "prefill_lookahead")], None)
+
+
+def test_whoever_is_deferred_waits_for_no_budget_though_the_scan_did_not_come_to_it() -> None:
+    s = scheduler()
+    held = request("held", "WAITING_FOR_REMOTE_KVS")
+    s.kv_holding_waiting.append(held)
+    s.deferred_waiting.append(held)
+    assert looking(s, NEW).stopped_by(s, 256, 1, 0, None) == blocked.NOTHING
+    s.waiting.append(request("behind"))
+    assert looking(s, NEW).stopped_by(s, 256, 1, 0, None) == blocked.TOKEN_BUDGET
+
+
+def test_whoever_is_no_longer_deferred_waits_like_the_rest() -> None:
+    s = scheduler(kv_cache_manager=free_blocks(2))
+    one = request("one")
+    s.waiting.append(one)
+    s.deferred_waiting.append(one)
+    scan = looking(s, NEW)
+    scan.handled(s, one, True)
+    found, stopped = scan.passed_over(s, {})
+    assert (found, stopped) == ([(one, None)], one)
+    assert scan.stopped_by(s, 100, 1, 0, stopped) == blocked.KV_BLOCKS
+
+
+def looking(s: Any, row: Any, throttled: bool = False) -> Scan:
+    scan = Scan(s, row)
+    scan.begin(s, throttled)
+    return scan
+
+
+class TestPrefillInterval:
+    """Prefills are held back where vLLM itself would hold them back."""
+
+    decoding = request("decoding")
+
+    def reason(self, s: Any, throttled: bool = False) -> int:
+        one = request("one")
+        s.waiting.append(one)
+        scan = looking(s, NEWEST, throttled)
+        return scan.stopped_by(s, 100, 1, 0, one)
+
+    def test_of_a_data_parallel_engine(self) -> None:
+        assert self.reason(scheduler(running=[self.decoding]), throttled=True) == blocked.PREFILL_INTERVAL
+
+    def test_nobody_decodes_who_could_be_disturbed(self) -> None:
+        assert self.reason(scheduler(running=[]), throttled=True) == blocked.KV_BLOCKS
+        chunk = request("chunk", is_prefill_chunk=True)
+        assert self.reason(scheduler(running=[chunk]), throttled=True) == blocked.KV_BLOCKS
+
+    def test_the_queue_is_too_long_to_hold_back(self) -> None:
+        s = scheduler(running=[self.decoding], prefill_capacity_bound=True)
+        assert self.reason(s, throttled=True) == blocked.KV_BLOCKS
+
+    @pytest.mark.parametrize(
+        ("executed", "why"), [(12, blocked.PREFILL_INTERVAL), (13, blocked.KV_BLOCKS), (40, blocked.KV_BLOCKS)]
+    )
+    def test_since_0_33_an_engine_has_one_of_its_own(self, executed: int, why: int) -> None:
+        s = scheduler(
+            running=[self.decoding], local_prefill_interval=4, num_executed_steps=executed, last_prefill_step=10
+        )
+        assert self.reason(s) == why
 
 
 @pytest.mark.parametrize(
@@ -116,7 +225,7 @@ def test_up_to_0_30_a_request_passed_over_has_changed_its_queue() -> None:
 @pytest.mark.parametrize("row", [OLD, NEW])
 def test_a_status_that_may_not_run_is_the_reason(row: Any, status: str, why: str) -> None:
     s = scheduler()
-    scan = Scan(s, row)
+    scan = looking(s, row)
     one = request("one", status)
     s.waiting.append(one)
     if row is OLD:
@@ -128,7 +237,7 @@ def test_a_status_that_may_not_run_is_the_reason(row: Any, status: str, why: str
 
 def test_output_of_before_a_preemption_is_a_reason() -> None:
     s = scheduler()
-    scan = Scan(s, NEW)
+    scan = looking(s, NEW)
     one = request("one", "PREEMPTED", num_stale_output_tokens=3)
     scan.handled(s, one, True)
     assert scan.passed_over(s, {}) == ([(one, "stale_output")], None)
@@ -139,17 +248,22 @@ def test_an_adapter_is_a_reason_only_where_all_places_are_taken() -> None:
         return SimpleNamespace(lora_int_id=number)
 
     s = scheduler(lora_config=SimpleNamespace(max_loras=1))
-    scan = Scan(s, NEW)
+    scan = looking(s, NEW)
     one = request("one", lora_request=adapter(2))
     scan.handled(s, one, True)
     assert scan.passed_over(s, {}) == ([(one, None)], one)
     s.running.append(request("other", lora_request=adapter(1)))
     assert scan.passed_over(s, {"other": 1}) == ([(one, "lora")], None)
+    # Not in this step, it has its place only since 0.33.
+    assert scan.passed_over(s, {}) == ([(one, None)], one)
+    newest = looking(s, NEWEST)
+    newest.handled(s, one, True)
+    assert newest.passed_over(s, {}) == ([(one, "lora")], None)
 
 
 def test_whoever_was_scheduled_was_not_passed_over() -> None:
     s = scheduler()
-    scan = Scan(s, NEW)
+    scan = looking(s, NEW)
     scan.handled(s, request("one"), True)
     assert scan.passed_over(s, {"one": 100}) == ([], None)
 
@@ -160,7 +274,8 @@ def stopped_by(
     scan = Scan(s, NEW)
     for name, value in scan_state.items():
         setattr(scan, name, value)
-    return scan.stopped_by(s, tokens, sequences, waiting, stopped)
+    s.waiting.extend(request(f"waiting-{number}") for number in range(waiting))
+    return scan.stopped_by(s, tokens, sequences, 0, stopped)
 
 
 def test_limits_stop_a_scan() -> None:
@@ -187,7 +302,6 @@ def test_a_request_that_every_limit_leaves_room_for_lacks_blocks_or_something_of
     whole = SimpleNamespace(max_num_batched_tokens=256, enable_chunked_prefill=False)
     assert stopped_by(scheduler(scheduler_config=whole), 200, text) == blocked.TOKEN_BUDGET
     assert stopped_by(scheduler(num_spec_tokens=3), 253, text) == blocked.TOKEN_BUDGET
-    assert stopped_by(scheduler(), 100, text, throttled=True) == blocked.PAUSED
 
 
 def test_the_head_is_the_first_that_is_not_deferred() -> None:
