@@ -38,7 +38,7 @@ def hot_path(python: str, core: int, quick: bool) -> dict[str, Any]:
     for kind in ([],) if quick else ([], ["--asynchronous"]):
         name = "AsyncScheduler" if kind else "Scheduler"
         steps: dict[str, Any] = {}
-        for running, repeat in (("64", 12),) if quick else (("1", 80), ("64", 80), ("512", 40)):
+        for running, repeat in (("64", 4),) if quick else (("1", 25), ("64", 25), ("512", 8)):
             steps |= _child(
                 python, core, "steps", "--running", running, "--waiting", *waiting, "--blocks", str(repeat), *kind
             )
