@@ -59,7 +59,8 @@ class ProbeCollector(Collector):
     """Everything that ``/metrics`` of an engine shows.
 
     ``sampled`` is called each second; its interval sums are added up here. ``errors`` gives errors by hook, ``workers``
-    what the allocators hold. Objectives of other models and shards are left out.
+    what the allocators hold. Objectives of other models and shards are left out. While not ``on`` (too many errors
+    switched the hooks off) only what the probe says of itself is shown: numbers that stand still are none.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ProbeCollector(Collector):
         objectives: Sequence[Objective] = (),
         workers: Callable[[], Sequence[Allocator]] = tuple,
         errors: Callable[[], Mapping[str, int]] = dict,
+        on: Callable[[], bool] = lambda: True,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -80,7 +82,7 @@ class ProbeCollector(Collector):
         self._objectives = tuple(
             one for one in objectives if one.model in (None, identity.model) and one.shard in (None, identity.shard)
         )
-        self._workers, self._errors = workers, errors
+        self._workers, self._errors, self._on = workers, errors, on
         self._monotonic_ns, self._time_ns = monotonic_ns, time_ns
         self._labels = (identity.model, identity.shard, identity.engine)
         self._sample: Mapping[str, Any] = {}
@@ -106,10 +108,14 @@ class ProbeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family that has a value, freshly read."""
-        values = {**self._of_sample(), **self._of_meters(), **self._of_lives(), **self._of_probe()}
+        on = self._on()
+        values = self._of_probe()
+        if on:
+            values.update({**self._of_sample(), **self._of_meters(), **self._of_lives(), **self._of_engine()})
         for series in SERIES:
             if series.kind == "histogram":
-                yield self._histogram(series)
+                if on:
+                    yield self._histogram(series)
             elif found := values.get(series.name):
                 family = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
                 metric = family(PREFIX + series.name, series.help, labels=(*ENGINE_LABELS, *series.labels))
@@ -201,13 +207,16 @@ class ProbeCollector(Collector):
 
     def _of_probe(self) -> dict[str, Values]:
         identity, records = self._identity, self._records
-        found: dict[str, Values] = {
+        return {
             "probe_info": {(identity.version, identity.vllm_version): 1},
             "probe_records_exported_total": {(): records.exported},
             "probe_records_dropped_total": {(): records.dropped + records.failed},
             "probe_errors_total": {(hook,): count for hook, count in tuple(self._errors().items())},
             "probe_scrape_errors_total": {(): self.scrape_errors},
         }
+
+    def _of_engine(self) -> dict[str, Values]:
+        found: dict[str, Values] = {}
         if last := self._meters.last_step_ns:
             since = self._monotonic_ns() - last
             found["last_step_timestamp_seconds"] = {(): (self._time_ns() - since) / NANOSECONDS}

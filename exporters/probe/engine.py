@@ -55,7 +55,6 @@ class Engine:
         self.watch: Watch | None = None
         self.sample: Callable[..., Any] = guarded("engine.sample", self._sample)
         self.step_log: StepLog | None = None
-        self.port: Any = None
         self._random_ids = process.settings.random_ids
         self._put = process.outbox.put
         self._tables = [m.req_to_blocks for m in scheduler.kv_cache_manager.coordinator.single_type_managers]

@@ -57,6 +57,11 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+        try:
+            self._loader.exec_module(module)
+        except BaseException:
+            # Whoever imports it again, maybe with success, is told.
+            _waiting.setdefault(module.__name__, []).extend(self._callbacks)
+            raise
         for callback in self._callbacks:
             callback()

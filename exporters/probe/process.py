@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+from functools import partial
 from typing import Any
 
 from vllm_slo.exporters.probe.outbox import Outbox
@@ -20,6 +23,7 @@ class Process:
         self.vllm_config: Any = None
         self.kind = "unknown"
         self.outbox = Outbox(settings, self._exporter)
+        os.register_at_fork(after_in_child=partial(_forget, weakref.ref(self)))
 
     def knows(self, vllm_config: Any, kind: str) -> None:
         """vLLM's configuration, and what this process is; the first to know wins."""
@@ -34,3 +38,9 @@ class Process:
 
     def _exporter(self) -> Sender:
         return sender(self.settings, self.vllm_config, self.kind)()
+
+
+def _forget(process: weakref.ref[Process]) -> None:
+    """A forked engine core is no API server."""
+    if (one := process()) is not None:
+        one.vllm_config, one.kind = None, "unknown"

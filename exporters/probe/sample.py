@@ -54,15 +54,14 @@ class Sampler:
         """A sample at that monotonic time."""
         engine, accounting = self._engine, self._engine.accounting
         before, totals = self._before, self._totals(now_ns)
-        self._before = totals
         interval = now_ns - self.last_ns
-        self.last_ns = now_ns
-        longest, accounting.step_longest_ns = accounting.step_longest_ns, 0
-        spent = {name: totals[name] - before[name] for name in totals}
+        longest = accounting.step_longest_ns
+        # A reading by another thread in the middle of a tick may be ahead: no sum ever goes down.
+        spent = {name: max(0, totals[name] - before[name]) for name in totals}
         waiting = engine.scan.waiting(scheduler)
         deferred = len(getattr(scheduler, self._skipped))
         outbox = engine.process.outbox
-        return {
+        columns = {
             "engine": engine.name,
             "vllm_version": engine.process.vllm_version,
             "interval_seconds": interval / NANOSECONDS,
@@ -93,6 +92,11 @@ class Sampler:
             "probe_dropped_total": float(outbox.lost),
             "probe_errors_total": float(sum(guard.errors.values()) + outbox.errors),
         }
+        # Only now that nothing has raised: what a failed sample would have told is in the next one.
+        self._before = {name: before[name] + spent[name] for name in totals}
+        self.last_ns = now_ns
+        accounting.step_longest_ns = 0
+        return columns
 
     def _totals(self, now_ns: int) -> dict[str, int]:
         accounting = self._engine.accounting

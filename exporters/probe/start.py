@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
@@ -67,6 +69,7 @@ def start(scheduler: Any, process: Process) -> Engine | None:
         watched,
         workers=lambda: reader.latest,
         errors=lambda: guard.errors,
+        on=_is_on(engine),
     )
     sampler = Sampler(
         engine,
@@ -82,8 +85,25 @@ def start(scheduler: Any, process: Process) -> Engine | None:
         outbox.every_second.append(log.flush)
         outbox.before_close.append(log.flush)
     outbox.every_second.append(reader.refresh)
-    each_second(engine.watch, outbox)
+    served = port.serve(collector, settings.metrics_host, settings.metrics_port, int(engine.name))
+
+    def ended() -> None:
+        outbox.every_second.remove(reader.refresh)
+        if served is not None:
+            served.close()
+
+    each_second(engine.watch, scheduler, outbox, ended)
     outbox.start()
-    engine.port = port.serve(collector, settings.metrics_host, settings.metrics_port, int(engine.name))
     logger.info("vllm-slo: probe %s on engine %s of vLLM %s", __version__, engine.name, process.vllm_version)
     return engine
+
+
+def _is_on(engine: Engine) -> Callable[[], bool]:
+    """Holds no engine that is off and otherwise gone."""
+    held = weakref.ref(engine)
+
+    def is_on() -> bool:
+        one = held()
+        return one is not None and not one.off
+
+    return is_on

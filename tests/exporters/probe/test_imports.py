@@ -50,3 +50,14 @@ def test_a_module_that_fails_is_not_told(folder: Path) -> None:
     with pytest.raises(ValueError, match="no"):
         importlib.import_module("later_broken")
     assert calls == []
+
+
+def test_a_module_that_fails_first_is_told_when_it_no_longer_does(folder: Path) -> None:
+    (folder / "later_mended.py").write_text("import os\nif not os.path.exists(__file__ + '.ok'): raise ImportError\n")
+    calls: list[str] = []
+    when_imported("later_mended", lambda: calls.append("called"))
+    with pytest.raises(ImportError):
+        importlib.import_module("later_mended")
+    (folder / "later_mended.py.ok").touch()
+    importlib.import_module("later_mended")
+    assert calls == ["called"]

@@ -191,6 +191,17 @@ def values(collector: ProbeCollector, name: str, *by: str) -> dict[tuple[str, ..
     return {tuple(s.labels[label] for label in by): s.value for s in metric.samples} if metric else {}
 
 
+def test_hooks_that_are_off_show_no_numbers_that_stand_still() -> None:
+    on = [True]
+    collector = made(on=lambda: on[0], errors=lambda: {"engine.added": 10})
+    collector.sampled(SAMPLE)
+    assert {"queue_seconds", "kv_blocks_used", "requests_in_flight"} <= families(collector).keys()
+    on[0] = False
+    left = families(collector).keys()
+    assert {name for name in left if not name.startswith("probe_")} == set()
+    assert values(collector, "probe_errors_total", "hook") == {("engine.added",): 10}
+
+
 def test_the_page_of_series_is_generated_from_the_table(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--rewrite-golden"):
         PAGE.write_text(page())
