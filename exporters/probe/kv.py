@@ -12,7 +12,8 @@ A call costs a step of its time, so it looks at requests, not at blocks:
   used blocks, but neither slots nor waste. A token in two attention groups has two slots.
 * Per bucket, a block shared within the bucket counts once, one shared by several buckets once for each. Shared blocks
   are found from reference counts: the head of a request's list is shared, the rest is its own, and heads that begin
-  with different blocks have none in common; where the sum over requests shows that this is not so, all are walked.
+  with different blocks have none in common (`kv_shared`); where the sum over requests shows that this is not so, all
+  are walked.
   Null where that would take more than WALK_LIMIT looks.
 * Free blocks with cached content are counted one SLICE of the pool a call, so the number of a pool of more blocks is up
   to (blocks / SLICE) calls old.
@@ -24,6 +25,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from vllm_slo.exporters.probe.kv_shared import Shared, SharedHeads
 
 SLICE = 4096
 WALK_LIMIT = 20_000
@@ -70,7 +73,7 @@ class KvState:
 class _Group:
     """One KV-cache group: its table of blocks, tokens in a block, and what may be assumed of it."""
 
-    __slots__ = ("block_size", "counted", "nulls_anywhere", "table")
+    __slots__ = ("block_size", "counted", "heads", "nulls_anywhere", "table")
 
     def __init__(self, manager: Any) -> None:
         kinds = {kind.__name__ for kind in type(manager.kv_cache_spec).__mro__}
@@ -78,6 +81,7 @@ class _Group:
         self.block_size = int(manager.block_size)  # times the ranks that share a sequence, unlike the spec's
         self.counted = bool(kinds & _ATTENTION) and not kinds & _NOT_BY_TOKEN
         self.nulls_anywhere = bool(kinds & _NULLS_ANYWHERE)
+        self.heads = SharedHeads(self.nulls_anywhere)
 
 
 class _Held:
@@ -87,8 +91,7 @@ class _Held:
 
     def __init__(self, buckets: int) -> None:
         self.by_bucket = [0] * buckets
-        self.shared: list[tuple[int, list[Any], int]] = []
-        """(bucket, blocks, index of the first that is not null) where the first has other holders as well."""
+        self.shared: list[Shared] = []
         self.lists: list[tuple[int, list[Any]]] = []
 
 
@@ -185,7 +188,7 @@ class KvReader:
             if not held.shared:
                 counts.append(total)
                 continue
-            left = _without_repeats(group, held, budget)
+            left = group.heads.take_repeats(held.shared, held.by_bucket, budget)
             if left is None:
                 return None
             repeats, budget = left
@@ -239,58 +242,3 @@ def _first_not_null(blocks: list[Any]) -> int:
         else:
             high = middle
     return low
-
-
-def _unshared(block: Any) -> bool:
-    return bool(block.ref_cnt == 1)
-
-
-def _without_repeats(group: _Group, held: _Held, budget: int) -> tuple[int, int] | None:
-    """Takes repeated blocks out of ``by_bucket``; (repeats over all buckets, what is left of the budget) or null."""
-    # Most heads are equal to one before (a system prompt, the children of n > 1): comparing lists of the same objects
-    # is five times as fast as looking at each, and a head alone in its family needs no look at all.
-    latest: dict[int, list[Any]] = {}
-    families: dict[int, dict[tuple[int, int], tuple[list[Any], set[int]]]] = {}
-    references = [0] * len(held.by_bucket)
-    for bucket, blocks, start in held.shared:
-        if group.nulls_anywhere:
-            blocks = [block for block in blocks if not block.is_null]
-            if not blocks:
-                continue
-        first = id(blocks[start])
-        head = latest.get(first, ())
-        end = start + len(head)
-        if not head or end > len(blocks) or not (end == len(blocks) or blocks[end].ref_cnt == 1):
-            end = len(blocks) if group.nulls_anywhere else bisect_left(blocks, True, start + 1, key=_unshared)
-        mine = blocks[start:end]
-        references[bucket] += len(mine)
-        budget -= len(mine) // 8
-        if mine == head:
-            mine = head
-        family = families.setdefault(first, {})
-        same = family.setdefault((len(mine), id(mine[-1])), (mine, set()))
-        if same[0] is not mine and same[0] != mine:
-            same = family.setdefault((-len(family), 0), (mine, set()))
-        same[1].add(bucket)
-        latest[first] = same[0]
-    distinct, everywhere = [0] * len(held.by_bucket), 0
-    for family in families.values():
-        if len(family) == 1:
-            ((head, buckets),) = family.values()
-            everywhere += len(head)
-            for bucket in buckets:
-                distinct[bucket] += len(head)
-            continue
-        seen: dict[int, set[int]] = {}
-        for head, buckets in family.values():
-            budget -= len(head) * len(buckets)
-            if budget < 0:
-                return None
-            for bucket in buckets:
-                seen.setdefault(bucket, set()).update(map(id, head))
-        everywhere += len(set().union(*seen.values()))
-        for bucket, ids in seen.items():
-            distinct[bucket] += len(ids)
-    for bucket, count in enumerate(distinct):
-        held.by_bucket[bucket] -= references[bucket] - count
-    return sum(references) - everywhere, budget

@@ -172,6 +172,42 @@ def test_too_many_shared_blocks_are_not_counted_by_bucket(monkeypatch: pytest.Mo
     assert state.slots == 15 * 16
 
 
+def test_what_was_learned_of_long_heads_is_kept_until_all_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_slo.exporters.probe import kv
+
+    monkeypatch.setattr(kv, "WALK_LIMIT", 20)
+    system = [Block(6) for _ in range(40)]
+    table = {str(number): [*system, Block()] for number in range(6)}
+    stage = Stage(table, {name: Request(700, 650) for name in table}, used=46)
+    reader = KvReader(stage, ("short", "long"), (60,))
+    looks = [reader.read().blocks_by_bucket for _ in range(4)]
+    assert looks[0] is None
+    assert looks[-1] == {"short": 0, "long": 46}
+
+
+def test_a_known_head_follows_who_comes_and_goes_and_what_is_copied() -> None:
+    short, longer = [Block(3), Block(3)], Block(2)
+    table = {"a": [*short, longer, Block()], "b": [*short, longer, Block()], "c": [*short, Block()]}
+    stage = Stage(table, {name: Request(50, 50) for name in table}, used=6)
+    reader = KvReader(stage, ("short", "long"), (60,))
+    for _ in range(2):
+        assert reader.read().blocks_by_bucket == {"short": 6, "long": 0}
+    # One ends.
+    for block in table.pop("b")[:-1]:
+        block.ref_cnt -= 1
+    stage.used = 5
+    assert reader.read().blocks_by_bucket == {"short": 5, "long": 0}
+    # Another comes, with a long prompt and the list's place in memory.
+    for block in short:
+        block.ref_cnt += 1
+    table["d"], stage.requests["d"], stage.used = [*short, Block(), Block()], Request(64, 64), 7
+    assert reader.read().blocks_by_bucket == {"short": 5, "long": 4}
+    # One writes into its last shared block: it gets a copy, as vLLM does it.
+    short[-1].ref_cnt -= 1
+    table["c"][1], stage.used = Block(), 8
+    assert reader.read().blocks_by_bucket == {"short": 6, "long": 4}
+
+
 def test_a_block_that_no_request_names_counts_as_stored() -> None:
     state = read(Stage({"a": [Block()], "gone": [Block()]}, {"a": Request(10, 10)}, used=2))
     assert (state.slots, state.slots_wasted) == (32, 6)
