@@ -204,7 +204,7 @@ class Engine:
         waiting = self.waiting = scan.waiting(scheduler)
         reason, head = NOTHING, None
         if waiting:
-            reason = scan.stopped_by(scheduler, total, len(scheduled), skipped, stopped)
+            reason = scan.stopped_by(scheduler, total, len(scheduled), waiting, skipped, stopped)
             if reason != NOTHING:
                 head = scan.head(scheduler, stopped, in_flight)
             if reason == KV_BLOCKS:

@@ -154,20 +154,20 @@ class Scan:
         }
         return len(loaded) >= scheduler.lora_config.max_loras and request.lora_request.lora_int_id not in loaded
 
-    def stopped_by(self, scheduler: Any, tokens: int, sequences: int, passed: int, stopped: Any) -> int:
+    def stopped_by(self, scheduler: Any, tokens: int, sequences: int, waiting: int, passed: int, stopped: Any) -> int:
         """The reason (of `blocked`) why those wait who are not deferred; ``passed`` were passed over in this scan.
 
         Those passed over before wait for their own reason, also where this scan did not come to them.
         """
-        deferred = len(getattr(scheduler, self._skipped))
-        if stopped is not None and self._stopped_before:
-            deferred -= 1  # it is no longer, though vLLM still has it there
-        waiting = self.waiting(scheduler) - max(passed, deferred)
-        if waiting <= 0:
+        if deferred := len(getattr(scheduler, self._skipped)):
+            if stopped is not None and self._stopped_before:
+                deferred -= 1  # it is no longer, though vLLM still has it there
+            passed = max(passed, deferred)
+        if waiting <= passed:
             return NOTHING
         tokens_left = self.token_budget - tokens
         found = reason(
-            self.is_paused(scheduler),
+            scheduler._pause_state is not self._unpaused,
             self.preempted,
             tokens_left,
             self._input_budget - tokens - self._draft_slots * (sequences + 1),

@@ -158,9 +158,9 @@ def test_whoever_is_deferred_waits_for_no_budget_though_the_scan_did_not_come_to
     held = request("held", "WAITING_FOR_REMOTE_KVS")
     s.kv_holding_waiting.append(held)
     s.deferred_waiting.append(held)
-    assert looking(s, NEW).stopped_by(s, 256, 1, 0, None) == blocked.NOTHING
+    assert looking(s, NEW).stopped_by(s, 256, 1, len(s.waiting) + 1, 0, None) == blocked.NOTHING
     s.waiting.append(request("behind"))
-    assert looking(s, NEW).stopped_by(s, 256, 1, 0, None) == blocked.TOKEN_BUDGET
+    assert looking(s, NEW).stopped_by(s, 256, 1, len(s.waiting) + 1, 0, None) == blocked.TOKEN_BUDGET
 
 
 def test_whoever_is_no_longer_deferred_waits_like_the_rest() -> None:
@@ -172,7 +172,7 @@ def test_whoever_is_no_longer_deferred_waits_like_the_rest() -> None:
     scan.handled(s, one, True)
     found, stopped = scan.passed_over(s, {})
     assert (found, stopped) == ([(one, None)], one)
-    assert scan.stopped_by(s, 100, 1, 0, stopped) == blocked.KV_BLOCKS
+    assert scan.stopped_by(s, 100, 1, 1, 0, stopped) == blocked.KV_BLOCKS
 
 
 def looking(s: Any, row: Any, throttled: bool = False) -> Scan:
@@ -190,7 +190,7 @@ class TestPrefillInterval:
         one = request("one")
         s.waiting.append(one)
         scan = looking(s, NEWEST, throttled)
-        return scan.stopped_by(s, 100, 1, 0, one)
+        return scan.stopped_by(s, 100, 1, 1, 0, one)
 
     def test_of_a_data_parallel_engine(self) -> None:
         assert self.reason(scheduler(running=[self.decoding]), throttled=True) == blocked.PREFILL_INTERVAL
@@ -274,8 +274,7 @@ def stopped_by(
     scan = Scan(s, NEW)
     for name, value in scan_state.items():
         setattr(scan, name, value)
-    s.waiting.extend(request(f"waiting-{number}") for number in range(waiting))
-    return scan.stopped_by(s, tokens, sequences, 0, stopped)
+    return scan.stopped_by(s, tokens, sequences, waiting, 0, stopped)
 
 
 def test_limits_stop_a_scan() -> None:
