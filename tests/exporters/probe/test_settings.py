@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_slo.exporters.errors import SloError
-from vllm_slo.exporters.probe.settings import OTHERS, VARIABLES, Settings, SettingsError
+from vllm_slo.exporters.probe.settings import Settings, SettingsError
+from vllm_slo.exporters.probe.variables import OTHERS, VARIABLES
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "probe-settings.md"
 
@@ -23,7 +24,7 @@ def page() -> str:
             "The probe runs inside the processes of a vLLM server and is configured by environment variables of that "
             "server. A wrong value switches the probe off: the server's log names every fault and the server runs on. "
             "vLLM may log at its start that it does not know these variables; that is harmless. This page is generated "
-            "from `exporters/probe/settings.py`.",
+            "from `exporters/probe/variables.py`.",
             "",
             "| variable | default | meaning |",
             "| --- | --- | --- |",
