@@ -13,6 +13,9 @@ from vllm_slo.exporters.probe.settings import LOGGER_NAME
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
+    # One dictionary a process: other tests may have left something in it.
+    guard.errors.clear()
+    guard.off.clear()
     yield
     guard.errors.clear()
     guard.off.clear()
