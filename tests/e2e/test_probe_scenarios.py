@@ -133,7 +133,7 @@ def test_requests_that_outgrow_the_blocks_are_preempted_and_wait_for_blocks(serv
 def test_a_long_prompt_keeps_new_ones_waiting_and_slows_running_ones(servers: Servers) -> None:
     server = servers.roomy
     with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(send, server.url, burst("running", [(32, 800)] * 3, seed=4))
+        running = pool.submit(send, server.url, burst("running", [(32, 3_000)] * 3, seed=4))
         wait_until(
             lambda: all(answered(server, f"running-{number:04}") for number in range(3)), "nothing runs", every=0.02
         )
@@ -150,8 +150,7 @@ def test_a_long_prompt_keeps_new_ones_waiting_and_slows_running_ones(servers: Se
     for row in before:
         # The whole prefill of the long prompt falls into their decoding.
         assert row["first_token_ns"] < eater["scheduled_ns"] < eater["first_token_ns"] < row["engine_end_ns"]
-        assert row["decode_interference"] >= 0.8 * eater["prefill"], row
-        assert row["decode_interference"] >= row["decode_slowdown"], row
+        assert 0.8 * eater["prefill"] <= row["decode_interference"] <= 1.1 * total(found, "prefill"), row
 
 
 def test_at_a_light_load_nothing_is_blamed(servers: Servers) -> None:
