@@ -277,6 +277,14 @@ class Lake:
             return pa.schema([definition.schema.field(name) for name in wanted]).empty_table()
         return pa.concat_tables(parts).unify_dictionaries()
 
+    def filled(self, table: str, files: Iterable[DataFile]) -> list[str]:
+        """The columns of the table that one of the files has; partition columns are those of every file."""
+        names = set(self.tables[table].partition_by)
+        for file in files:
+            with parquet.opened(self._filesystem, self._file_path(table, file.path)) as stored:
+                names.update(stored.schema_arrow.names)
+        return [column.name for column in self.tables[table].columns if column.name in names]
+
     def filesystem(self, table: str, file: DataFile) -> tuple[fs.FileSystem, str]:
         """Where Arrow finds a file."""
         return self._filesystem, self._file_path(table, file.path)

@@ -132,7 +132,7 @@ class Maintenance:
                     report.conflicts += 1
 
     def _merge_files(self, table: str, files: Sequence[DataFile], report: Report) -> None:
-        rows: pa.Table = self._lake.read(table, files, dictionaries=True)
+        rows: pa.Table = self._lake.read(table, files, self._lake.filled(table, files), dictionaries=True)
         if table == "rollups":
             summed = rollup.merge(rows)
             report.rollup_rows_summed += rows.num_rows - summed.num_rows

@@ -415,8 +415,9 @@ PRECEDENCE: dict[str, tuple[str, ...]] = {
 }
 """Column of `requests` -> whose value a merged row takes: the first record, in this order, that has one.
 ``""`` stands for every column not named; `edge` alone is never merged, `frontend+edge` is a front-end record. A stock
-row takes part where it is certain to be of the same completion, see ``analytics/merge.py``. The engine core knows when things happened, the front end what the client
-saw: a stop string ends a request in the front end and looks like an abort to the engine core."""
+row takes part where it is certain to be of the same completion, see ``analytics/merge.py``. The engine core knows when
+things happened, the front end what the client saw: a stop string ends a request in the front end and looks like an
+abort to the engine core."""
 
 EVENT_KINDS: tuple[str, ...] = ("configuration", "restart", "deploy", "alert", "exclusion", "note", "checklist")
 
