@@ -53,6 +53,7 @@ class Identity(NamedTuple):
     engine: str
     version: str
     vllm_version: str
+    instance: str = ""
 
 
 class ProbeCollector(Collector):
@@ -208,7 +209,7 @@ class ProbeCollector(Collector):
     def _of_probe(self) -> dict[str, Values]:
         identity, records = self._identity, self._records
         return {
-            "probe_info": {(identity.version, identity.vllm_version): 1},
+            "probe_info": {(identity.instance, identity.version, identity.vllm_version): 1},
             "probe_records_exported_total": {(): records.exported},
             "probe_records_dropped_total": {(): records.dropped + records.failed},
             "probe_errors_total": {(hook,): count for hook, count in tuple(self._errors().items())},

@@ -131,7 +131,12 @@ SERIES: tuple[Series, ...] = (
         "gauge",
         "When the last step ended. Long ago while requests are in flight: the engine is stuck.",
     ),
-    Series("probe_info", "gauge", "1; the versions of the probe and of vLLM.", ("version", "vllm_version")),
+    Series(
+        "probe_info",
+        "gauge",
+        "1; whose series these are, and the versions of the probe and of vLLM.",
+        ("service_instance_id", "version", "vllm_version"),
+    ),
     Series("probe_records_exported_total", "counter", "Records that the receiver took."),
     Series("probe_records_dropped_total", "counter", "Records lost: the queue was full, or the receiver took none."),
     Series("probe_errors_total", "counter", "Errors caught in the probe's hooks.", ("hook",)),

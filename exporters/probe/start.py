@@ -60,6 +60,7 @@ def start(scheduler: Any, process: Process) -> Engine | None:
         engine.name,
         __version__,
         process.vllm_version,
+        settings.instance or "",
     )
     collector = ProbeCollector(
         meters,

@@ -326,7 +326,9 @@ def test_records_that_failed_are_lost_like_those_dropped() -> None:
     assert values(collector, "probe_records_exported_total") == {(): 7}
     assert values(collector, "probe_records_dropped_total") == {(): 3}
     assert values(collector, "probe_errors_total", "hook") == {("schedule",): 3}
-    assert values(collector, "probe_info", "version", "vllm_version") == {("0.1.0", "0.32.0"): 1}
+    assert values(collector, "probe_info", "service_instance_id", "version") == {("", "0.1.0"): 1}
+    named = made(who=WHO._replace(instance="vllm-0"))
+    assert values(named, "probe_info", "service_instance_id", "vllm_version") == {("vllm-0", "0.32.0"): 1}
 
 
 def test_allocators_are_shown_by_worker() -> None:
