@@ -17,6 +17,8 @@ from vllm_slo.exporters.records import PROBE_VERSION
 PARTS: tuple[str, ...] = ("engine", "frontend", "edge")
 """Parts of the probe, as the column `records` names them."""
 DAY = timedelta(days=1)
+SILENT = timedelta(minutes=1)
+"""A server that is heard of for so long after the last word of its probe, which speaks each second, has none now."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Instance:
     piece and stand for no request of their own: they are in no other count.
     ``version`` is the probe's, None without it. ``probe_sampled`` tells of the probe's engine samples, ``dropped`` and
     ``errors`` are its highest counts in these, None without; ``gpu``: they tell of a GPU's allocator.
+    ``silent_since``: the last word of a probe that was there and is not any more, though the server goes on.
     """
 
     name: str | None
@@ -45,6 +48,7 @@ class Instance:
     dropped: float | None = None
     errors: float | None = None
     gpu: bool = False
+    silent_since: datetime | None = None
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -64,6 +68,7 @@ def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tu
     found: dict[str | None, Instance] = {}
     shards: dict[str | None, str | None] = {}
     versions: dict[str | None, tuple[datetime, str]] = {}
+    heard: dict[str | None, datetime] = {}
     for name, kinds, mark, resource, shard, ended, count in records(
         connection,
         "select service_instance_id, coalesce(records, source), quality, resource_attributes, any_value(shard), "
@@ -72,12 +77,14 @@ def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tu
         last, version = moment(ended), _version(resource)
         shards[name] = shard if shards.get(name) is None else shards[name]
         found[name] = _with(found.get(name, Instance(name, shard, last)), kinds, mark, last, count)
+        if {*PARTS} & {*kinds.split("+")}:
+            heard[name] = max(heard.get(name, last), last)
         if version is not None:
             versions[name] = max(versions.get(name, (last, version)), (last, version))
     sampled = _sampled(connection, selection)
     whole = []
     for name in {*found, *sampled}:
-        of_shard, taken, probed, dropped, errors, gpu = sampled.get(name, (None, None, False, None, None, False))
+        of_shard, taken, probed, dropped, errors, gpu = sampled.get(name, (None, None, None, None, None, False))
         one = found.get(name)
         seen = max(at for at in (one.last_seen if one else None, taken) if at is not None)
         base = one or Instance(name, of_shard, seen)
@@ -88,10 +95,11 @@ def instances(connection: duckdb.DuckDBPyConnection, selection: Selection) -> tu
                 shard=shards.get(name) or of_shard,
                 last_seen=seen,
                 version=versions[name][1] if name in versions else None,
-                probe_sampled=probed,
+                probe_sampled=probed is not None,
                 dropped=dropped,
                 errors=errors,
                 gpu=gpu,
+                silent_since=_silent_since(heard.get(name), probed, one.last_seen if one else None, seen),
             )
         )
     return tuple(sorted(whole, key=lambda each: (each.name is None, each.name or "")))
@@ -129,18 +137,28 @@ def _version(resource: str | None) -> str | None:
     return version if isinstance(version, str) else None
 
 
-_Sampled = tuple[str | None, datetime, bool, float | None, float | None, bool]
+def _silent_since(
+    recorded: datetime | None, sampled: datetime | None, requests: datetime | None, seen: datetime
+) -> datetime | None:
+    """The last word of a probe that fell silent. One that never sampled has nothing to say of an idle server."""
+    words = [at for at in (recorded, sampled) if at is not None]
+    latest = seen if sampled is not None else requests
+    return max(words) if words and latest is not None and latest - max(words) > SILENT else None
+
+
+_Sampled = tuple[str | None, datetime, datetime | None, float | None, float | None, bool]
+"""Shard, last sample, last one of the probe, records dropped, errors, whether a GPU is told of."""
 
 
 def _sampled(connection: duckdb.DuckDBPyConnection, selection: Selection) -> dict[str | None, _Sampled]:
     return {
-        name: (shard, moment(last), probed, dropped, errors, gpu)
+        name: (shard, moment(last), None if probed is None else moment(probed), dropped, errors, gpu)
         for name, shard, last, probed, dropped, errors, gpu in records(
             connection,
-            "select instance, max(shard), max(last), bool_or(probed), sum(dropped), sum(errors), bool_or(gpu) "
+            "select instance, max(shard), max(last), max(probed), sum(dropped), sum(errors), bool_or(gpu) "
             "from ("
             "select service_instance_id as instance, engine, max(shard) as shard, max(epoch_us(time)) as last, "
-            "bool_or(source = 'probe') as probed, max(probe_dropped_total) as dropped, "
+            "max(epoch_us(time)) filter (source = 'probe') as probed, max(probe_dropped_total) as dropped, "
             "max(probe_errors_total) as errors, "
             "bool_or(gpu_memory_allocated_bytes is not null) as gpu from engine_samples "
             f"where {selection.within('time')} and {selection.engines()} group by 1, 2) group by 1",

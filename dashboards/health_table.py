@@ -70,13 +70,14 @@ def _levels(servers: Sequence[Instance]) -> list[Row]:
 
 
 def level_text(server: Instance) -> str:
-    """`stock`, or the probe with the parts of it that were seen."""
+    """`stock`, or the probe with the parts of it that were seen, and since when it says nothing any more."""
     if server.level == "stock":
         return "stock vLLM"
     missing = [names.PARTS[part] for part in PARTS if part not in server.running]
     seen = ", ".join(names.PARTS[part] for part in server.running) or "no part seen"
     version = f" {server.version}" if server.version else ""
-    return f"probe{version}: {seen}" + (f"; no {', no '.join(missing)}" if missing else "")
+    silent = f"; silent since {server.silent_since:%-d %b %H:%M:%S} UTC" if server.silent_since else ""
+    return f"probe{version}: {seen}" + (f"; no {', no '.join(missing)}" if missing else "") + silent
 
 
 def _coverage(covered: Sequence[Coverage]) -> list[Row]:

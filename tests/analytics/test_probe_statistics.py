@@ -261,6 +261,27 @@ def test_a_server_that_only_sends_samples_is_seen_with_what_its_probe_dropped(tm
     assert (found["bare"].level, found["bare"].dropped) == ("stock", None)
 
 
+def test_a_probe_is_silent_when_its_server_goes_on_without_it(tmp_path: Path) -> None:
+    later, idle = NOON + timedelta(minutes=5), timedelta(minutes=3)
+    rows = [
+        *(Told(shard=name) for name in ("off", "on", "bare", "front")),
+        *(Told(shard=name, at=later, records="stock") for name in ("off", "on", "bare")),
+    ]
+    lake = fill(tmp_path, rows)
+    lake.append("engine_samples", samples("off", 60))
+    lake.append("engine_samples", samples("on", 360))
+    lake.append("engine_samples", samples("scraped", 60))
+    for name in ("scraped", "front", "stock"):
+        lake.append("engine_samples", samples(name, 2, "scrape", start=later - idle, every=60.0))
+    selection = Selection.around(NOON, later + timedelta(minutes=2))
+    found = {each.name: each.silent_since for each in instances(connect(lake, BUCKETS), selection)}
+    assert found["off"] == found["scraped"] == NOON + timedelta(seconds=59)
+    assert found["on"] is None, "a stock row alone is no sign while samples come"
+    assert found["bare"] is not None and NOON <= found["bare"] < NOON + timedelta(minutes=1)
+    assert found["front"] is None, "a probe without samples says nothing of an idle server"
+    assert found["stock"] is None
+
+
 def test_a_late_record_is_counted_apart_and_is_no_request(tmp_path: Path) -> None:
     lake = fill(tmp_path, [Told(), Told(records="engine", quality="late_record")])
     (found,) = instances(connect(lake, BUCKETS), WHOLE)

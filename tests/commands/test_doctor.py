@@ -128,6 +128,9 @@ def probed(tmp_path: Path) -> str:
     return str(tmp_path / "lake")
 
 
+NAMED_B = "OTEL_RESOURCE_ATTRIBUTES=service.instance.id=b"
+
+
 def findings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     run([*arguments, "--json"])
     return {finding["id"]: finding["severity"] for finding in json.loads(capsys.readouterr().out)["findings"]}
@@ -154,7 +157,7 @@ def test_the_instance_of_the_environment_is_looked_up_where_there_is_a_lake(
 def test_the_probe_is_found_at_the_port_of_the_servers_environment(
     server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = b'vllm_slo_probe_info{version="0.0.1"} 1\n'
+    page = b'vllm_slo_probe_info{service_instance_id="a",version="0.0.1"} 1\n'
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -171,7 +174,9 @@ def test_the_probe_is_found_at_the_port_of_the_servers_environment(
         port = f"VLLM_SLO_METRICS_PORT={http.server_port}"
         found = findings_of(["doctor", server, "--env", port], capsys)
         given = findings_of(["doctor", "--probe", f"http://127.0.0.1:{http.server_port}"], capsys)
+        other = findings_of(["doctor", server, "--env", port, "--env", NAMED_B], capsys)
         http.shutdown()
         thread.join()
     assert found["probe-installed"] == given["probe-installed"] == "ok"
     assert found["probe-version"] == "note"
+    assert other["probe-installed"] == "unknown", "the port is that of another server of the machine"

@@ -226,6 +226,12 @@ def test_status_tells_what_each_server_runs_and_how_its_records_came_together(pr
     assert re.search(r"^a +probe 0\.2\.0: engine frontend edge +", shown, re.MULTILINE)
     assert re.search(r"^idle +probe \(version unknown\): engine -frontend -edge +", shown, re.MULTILINE)
     assert re.search(r"^stock +stock +", shown, re.MULTILINE)
+    lake = fill(probed.parent / "off", [Told(), Told(at=Told().at + timedelta(minutes=5), records="stock")])
+    assert lake is not None
+    shown_off = slo("--lake", probed.parent / "off", "status").stdout
+    assert re.search(
+        r"^a +probe 0\.2\.0: engine frontend edge; silent since \d\d:\d\d:\d\d UTC +", shown_off, re.MULTILINE
+    )
     assert re.search(r"^b( +\d+){4} +unknown +unknown *$", shown, re.MULTILINE)
 
 

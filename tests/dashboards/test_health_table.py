@@ -32,5 +32,7 @@ def test_the_level_of_a_server_names_the_parts_that_were_seen_and_those_that_wer
     assert level_text(blind) == "probe: engine, front end; no HTTP edge"
     idle = Instance("d", "d", NOON, probe_sampled=True)
     assert level_text(idle) == "probe: engine; no front end, no HTTP edge"
+    off = Instance("e", "e", NOON, rows=5, parts=(5, 5, 5), silent_since=NOON - timedelta(minutes=4))
+    assert level_text(off) == "probe: engine, front end, HTTP edge; silent since 1 Jun 11:56:00 UTC"
     table = health_table(None, ReceiverState(), NOTHING, (), (stock, whole), NOON)
     assert "<th scope='row'>a</th><td>stock vLLM</td>" in table

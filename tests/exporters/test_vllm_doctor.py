@@ -81,7 +81,14 @@ def recorded(*running: str, requests: int = 12, **given: object) -> Subject:
     return Subject(recorded=Recorded("a", requests, running, **given), own_version="0.2.0")  # type: ignore[arg-type]
 
 
+ANOTHERS = ProbePage("http://h:9464/metrics", {INFO: (({"version": "0.2.0", "service_instance_id": "b"}, 1.0),)})
 WHOLE = Recorded("a", 12, ("engine", "frontend", "edge"), "0.2.0", sampled=True, dropped=0.0, errors=0.0, gpu=True)
+
+FLOODED = (
+    'vllm:request_params_n_count{engine="0"} 303\nvllm:admission_rejections_total{reason="max_num_queued_reqs"} 362\n'
+    'http_requests_total{handler="/v1/completions",status="5xx"} 234\n'
+)
+"""Of 362 refusals 234 have a status of their own; the others came in streams that were answered with 200."""
 
 SPEAKS: list[tuple[str, Subject, Severity, str, str]] = [
     (
@@ -278,6 +285,21 @@ SPEAKS: list[tuple[str, Subject, Severity, str, str]] = [
         "1 of 13 requests answered over HTTP",
         "in front of vLLM",
     ),
+    (
+        "client-aborts",
+        showing(FLOODED + 'http_requests_total{handler="/v1/completions",status="2xx"} 444\n'),
+        "warning",
+        "13 of 444 requests answered over HTTP never finished in the engine: given up by clients, most likely, 128 were "
+        "refused in their stream",
+        "Install the probe",
+    ),
+    (
+        "client-aborts",
+        showing(FLOODED + 'http_requests_total{handler="/v1/completions",status="2xx"} 431\n'),
+        "note",
+        "431 requests answered over HTTP, 303 finished in the engine, 128 were refused in their stream",
+        "Install the probe",
+    ),
     ("client-aborts", showing(page_text("multiprocess")), "note", "3 requests answered", "in front of vLLM"),
     ("client-aborts", started(), "note", "With every vLLM", "in front of vLLM"),
     ("several-completions", showing(page_text("aborted")), "note", "1 requests asked for n > 1", "shared_request_id"),
@@ -302,6 +324,20 @@ SPEAKS: list[tuple[str, Subject, Severity, str, str]] = [
         "error",
         "the lake has none of its records",
         "VLLM_SLO_OTLP_ENDPOINT",
+    ),
+    (
+        "probe-installed",
+        recorded("engine", "frontend", silent_since=NOW),
+        "warning",
+        "last heard at",
+        "VLLM_SLO_PROBE",
+    ),
+    (
+        "probe-installed",
+        Subject(probe_page=ANOTHERS, recorded=WHOLE),
+        "warning",
+        "the series of another server, b, not of a",
+        "VLLM_SLO_METRICS_PORT",
     ),
     ("probe-installed", recorded(requests=0), "unknown", "nothing of a", "--instance"),
     (
@@ -407,6 +443,20 @@ def test_the_series_that_are_looked_for_are_the_probes() -> None:
     names = {PREFIX + series.name for series in SERIES}
     assert {INFO, DROPPED, ERRORS} <= names
     assert any(name.startswith(GPU_PREFIX) for name in names)
+
+
+def test_clients_that_give_up_are_recorded_only_while_a_probe_speaks() -> None:
+    flooded = showing(FLOODED + 'http_requests_total{handler="/v1/completions",status="2xx"} 444\n')
+    for there in (replace(flooded, recorded=WHOLE), replace(flooded, probe_page=probing().probe_page)):
+        assert [finding.severity for finding in answers(there, "client-aborts")] == ["ok"]
+    silent = replace(flooded, recorded=replace(WHOLE, silent_since=NOW))
+    assert [finding.severity for finding in answers(silent, "client-aborts")] == ["warning"]
+
+
+def test_the_page_of_a_probe_says_whose_it_is() -> None:
+    own = Subject(probe_page=ANOTHERS, recorded=replace(WHOLE, instance="b"))
+    (said,) = answers(own, "probe-installed")
+    assert (said.severity, said.found) == ("ok", "http://h:9464/metrics has the probe's series of b.")
 
 
 def test_a_probe_that_sent_no_sample_does_not_say_that_it_dropped_nothing() -> None:

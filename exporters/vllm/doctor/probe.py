@@ -40,7 +40,21 @@ def installed(subject: Subject) -> tuple[Answer, ...]:
     """Whether the probe was seen at all."""
     page, seen = subject.probe_page, subject.recorded
     if page is not None and page.value(INFO) is not None:
-        return ok(f"{page.url} has the probe's series.")
+        whose = f" of {page.instance}" if page.instance else ""
+        if seen is not None and page.instance not in (None, seen.instance):
+            return warning(
+                f"{page.url} has the series of another server{whose.replace(' of', ',')}, not of {seen.instance}.",
+                "Give the page of this server with --probe. Each server on a machine has a VLLM_SLO_METRICS_PORT of "
+                "its own; one whose port is taken serves none, and its log says so.",
+            )
+        return ok(f"{page.url} has the probe's series{whose}.")
+    if seen is not None and seen.running and seen.silent_since is not None:
+        return warning(
+            f"The probe of {seen.instance} was last heard at {seen.silent_since:%Y-%m-%d %H:%M:%S} UTC, and the server "
+            "goes on without it: since then what its requests waited for is unknown.",
+            "The lines that begin with 'vllm-slo:' in the server's log say why it is off: VLLM_SLO_PROBE, a wrong "
+            "setting, an environment without it. Where it is on, its receiver does not get what it sends.",
+        )
     if seen is not None and seen.running:
         return ok(f"The lake has the probe's records of {seen.instance}: {', '.join(seen.running)}.")
     if seen is not None and seen.version is not None:

@@ -18,6 +18,7 @@ from vllm_slo.exporters.vllm.doctor.finding import (
     unknown,
     warning,
 )
+from vllm_slo.exporters.vllm.doctor.probe import INFO as PROBE_INFO
 from vllm_slo.exporters.vllm.doctor.subject import Subject
 from vllm_slo.exporters.vllm.names import HTTP_REQUESTS, PROCESS_START
 from vllm_slo.exporters.vllm.page import Page
@@ -203,26 +204,41 @@ def poisoned_sums(subject: Subject) -> tuple[Answer, ...]:
 def client_aborts(subject: Subject) -> tuple[Answer, ...]:
     """Requests that clients gave up."""
     seen = subject.recorded
-    if seen is not None and {"engine", "frontend"} & set(seen.running):
+    if seen is not None and {"engine", "frontend"} & set(seen.running) and seen.silent_since is None:
         return ok(f"The probe records requests of {seen.instance} that clients give up.")
+    if subject.probe_page is not None and subject.probe_page.value(PROBE_INFO) is not None:
+        return ok("The probe records requests that clients give up.")
     cure = "Install the probe beside vLLM, or count them in front of vLLM (gateway, client) and send those spans."
     said = "requests that clients give up leave no span and no count: the slowest are missing from every percentile"
     page = subject.page
     answered = finished = None
+    refused = 0.0
     if page is not None:
         finished = page.value("request_params_n", ("_count",))  # one a request; request_success has one a completion
-        answered = sum(
-            sample.value
-            for sample in page.of(HTTP_REQUESTS)
-            if sample.labels.get("handler") in GENERATION_HANDLERS and sample.labels.get("status", "").startswith("2")
-        )
+        answered = _generations(page, "2")
+        # vLLM answers a stream with 200 before it asks whether the queue is full: the refusal is in the stream.
+        refused = max(0.0, (page.value("admission_rejections") or 0.0) - _generations(page, "5"))
     if not answered or finished is None:
         return note(f"With every vLLM, {said}.", cure)
-    if answered > finished:
-        missing = f"{answered - finished:g} of {answered:g} requests answered over HTTP never finished in the engine"
-        return warning(f"{missing}: given up by clients, most likely. {said.capitalize()}.", cure)
+    full = f", {refused:g} were refused in their stream because a queue was full" if refused else ""
+    if (missing := answered - finished - refused) > 0:
+        return warning(
+            f"{missing:g} of {answered:g} requests answered over HTTP never finished in the engine: given up by "
+            f"clients, most likely{full}. {said.capitalize()}.",
+            cure,
+        )
     return note(
-        f"{answered:g} requests answered over HTTP, {finished:g} finished in the engine. {said.capitalize()}.", cure
+        f"{answered:g} requests answered over HTTP, {finished:g} finished in the engine{full}. {said.capitalize()}.",
+        cure,
+    )
+
+
+def _generations(page: Page, status: str) -> float:
+    """Requests for text that were answered with a status of this class."""
+    return sum(
+        sample.value
+        for sample in page.of(HTTP_REQUESTS)
+        if sample.labels.get("handler") in GENERATION_HANDLERS and sample.labels.get("status", "").startswith(status)
     )
 
 

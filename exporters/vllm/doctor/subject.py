@@ -74,6 +74,12 @@ class ProbePage:
         """Whether anything answered."""
         return self.reason is None
 
+    @property
+    def instance(self) -> str | None:
+        """Whose page it is, where the server's resource names it."""
+        said = (labels.get("service_instance_id") for labels, _ in self.samples.get("vllm_slo_probe_info", ()))
+        return next(filter(None, said), None)
+
     def value(self, series: str) -> float | None:
         """The sum over the samples of one series; None when there is none."""
         values = [value for _, value in self.samples.get(series, ()) if not math.isnan(value)]
@@ -86,6 +92,7 @@ class Recorded:
 
     ``running`` names the parts of the probe that were seen (`engine`, `frontend`, `edge`). ``version`` is the probe's.
     ``sampled`` tells of the probe's engine samples; ``dropped``, ``errors`` and ``gpu`` are what these say.
+    ``silent_since``: the last word of a probe that says nothing any more while the server goes on.
     """
 
     instance: str
@@ -96,6 +103,7 @@ class Recorded:
     dropped: float | None = None
     errors: float | None = None
     gpu: bool = False
+    silent_since: datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -100,11 +100,12 @@ def doctor(
         given = _environment(variables)
         if line is not None and (line.env or line.container):
             given = {**line.env, **(given or {})}
+        named = instance or _instance(given)
         probe_page = look_at_probe(probe_address, client) if probe_address is not None else None
         if probe_page is None and source is not None and "://" in source:
             usual = look_at_probe(_usual_probe(source, given), client)
-            probe_page = usual if usual.value(INFO) is not None else None
-    named = instance or _instance(given)
+            own = usual.value(INFO) is not None and (not named or usual.instance in (None, named))
+            probe_page = usual if own else None
     subject = Subject(
         command=line,
         env=given,
@@ -178,6 +179,7 @@ def _recorded(invocation: Invocation, instance: str, *, required: bool) -> Recor
         found.dropped,
         found.errors,
         found.gpu,
+        found.silent_since,
     )
 
 

@@ -154,11 +154,12 @@ def _print_servers(servers: list[dict[str, Any]], now: datetime) -> None:
 
 
 def _level(server: dict[str, Any]) -> str:
-    """`stock`, or the probe's version and the parts that were seen, `-edge` for one that was not."""
+    """`stock`, or the probe's version and the parts that were seen, `-edge` for one that was not; whether it fell silent."""
     if server["level"] == "stock":
         return "stock"
     parts = " ".join(part if part in server["running"] else f"-{part}" for part in server["parts"])
-    return f"probe {server['version'] or '(version unknown)'}: {parts}"
+    silent = f"; silent since {server['silent_since']:%H:%M:%S} UTC" if server["silent_since"] else ""
+    return f"probe {server['version'] or '(version unknown)'}: {parts}{silent}"
 
 
 def _print_coverage(coverage: list[dict[str, Any]]) -> None:
