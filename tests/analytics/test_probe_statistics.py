@@ -277,7 +277,8 @@ def test_a_probe_is_silent_when_its_server_goes_on_without_it(tmp_path: Path) ->
     found = {each.name: each.silent_since for each in instances(connect(lake, BUCKETS), selection)}
     assert found["off"] == found["scraped"] == NOON + timedelta(seconds=59)
     assert found["on"] is None, "a stock row alone is no sign while samples come"
-    assert found["bare"] is not None and NOON <= found["bare"] < NOON + timedelta(minutes=1)
+    assert found["bare"] is not None
+    assert NOON <= found["bare"] < NOON + timedelta(minutes=1)
     assert found["front"] is None, "a probe without samples says nothing of an idle server"
     assert found["stock"] is None
 

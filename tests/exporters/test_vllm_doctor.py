@@ -289,8 +289,8 @@ SPEAKS: list[tuple[str, Subject, Severity, str, str]] = [
         "client-aborts",
         showing(FLOODED + 'http_requests_total{handler="/v1/completions",status="2xx"} 444\n'),
         "warning",
-        "13 of 444 requests answered over HTTP never finished in the engine: given up by clients, most likely, 128 were "
-        "refused in their stream",
+        "13 of 444 requests answered over HTTP never finished in the engine: given up by clients, most likely, 128 "
+        "were refused in their stream",
         "Install the probe",
     ),
     (

@@ -154,7 +154,7 @@ def _print_servers(servers: list[dict[str, Any]], now: datetime) -> None:
 
 
 def _level(server: dict[str, Any]) -> str:
-    """`stock`, or the probe's version and the parts that were seen, `-edge` for one that was not; whether it fell silent."""
+    """`stock`, or the probe's version and the parts that were seen, `-edge` for one that was not, and its silence."""
     if server["level"] == "stock":
         return "stock"
     parts = " ".join(part if part in server["running"] else f"-{part}" for part in server["parts"])
