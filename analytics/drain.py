@@ -29,7 +29,10 @@ ATTEMPTS = 50
 
 @dataclass(frozen=True)
 class Applied:
-    """Rows that this call committed, rows it found in the lake already, further completions it marked."""
+    """Rows that this call committed, rows it found in the lake already, further completions it marked.
+
+    ``replayed``: requests were committed under this number before, and those of this call were not looked at.
+    """
 
     requests: int = 0
     spans: int = 0
@@ -37,6 +40,7 @@ class Applied:
     events: int = 0
     duplicates: int = 0
     shared: int = 0
+    replayed: bool = False
 
 
 class Drain:
@@ -75,6 +79,7 @@ class Drain:
             events=events_in,
             duplicates=span_doubles + sample_doubles + event_doubles + request_doubles,
             shared=shared,
+            replayed=requests_in is None,
         )
 
     def _samples(self, rows: pa.Table | None, writer: Writer) -> tuple[int, int]:

@@ -196,6 +196,13 @@ class Spool:
         with self._guard:
             return self._sealed.get(number, 0)
 
+    def written_time(self, number: int) -> float:
+        """When a sealed segment was last written, in epoch seconds; 0 when it is not there."""
+        try:
+            return self._path(number).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def oldest_mtime(self) -> float | None:
         """When the oldest segment on disk was last written, in epoch seconds."""
         with self._guard:

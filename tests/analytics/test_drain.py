@@ -213,7 +213,7 @@ def test_dying_around_any_commit_of_the_probes_records_gives_the_same_rows(
 def test_replaying_everything_brings_nothing(tmp_path: Path, undisturbed: dict[str, list[Any]]) -> None:
     for _ in range(3):
         brought = _drain_all(Drain(Lake.open(tmp_path), BUCKETS))
-    assert brought == [Applied()] * 3
+    assert brought == [Applied(replayed=True)] * 3
     assert _content(tmp_path) == undisturbed
 
 

@@ -17,10 +17,10 @@ from vllm_slo.analytics.drain import Drain
 from vllm_slo.analytics.lake import Lake
 from vllm_slo.exporters.otlp import plain
 from vllm_slo.exporters.otlp.decoded import DecodeSettings
-from vllm_slo.exporters.otlp.lot import Lot
+from vllm_slo.exporters.otlp.lot import Lot, Tables
 from vllm_slo.exporters.receiver.spool import Spool
 from vllm_slo.exporters.receiver.tally import Tally
-from vllm_slo.serving.draining import Draining
+from vllm_slo.serving.draining import Committed, Draining
 
 
 class FromDisk:
@@ -54,11 +54,16 @@ def main() -> None:
     lake.append = dying  # type: ignore[method-assign]
     spool = Spool.open(folder)
     drain = Drain(lake, Buckets())
+
+    def commit(writer: str, number: int, tables: Tables) -> Committed:
+        applied = drain.apply(writer, number, tables)
+        return Committed(applied.duplicates, applied.replayed)
+
     draining = Draining(
         spool,
         FromDisk(),
         plain.decode,
-        lambda writer, number, tables: drain.apply(writer, number, tables).duplicates,
+        commit,
         Tally(),
         folder / "counters.json",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from vllm_slo.exporters.otlp.lot import Lot, Tables
 from vllm_slo.exporters.receiver.spool import Record, Spool
 from vllm_slo.exporters.receiver.tally import Tally
 from vllm_slo.serving import draining
-from vllm_slo.serving.draining import Draining
+from vllm_slo.serving.draining import Commit, Committed, Draining
 
 
 class Rows:
@@ -50,14 +51,25 @@ class Lake:
         self.failing: Callable[[int], Exception | None] = lambda number: None
         self.tries = 0
 
-    def commit(self, writer: str, number: int, tables: Tables) -> int:
+    def commit(self, writer: str, number: int, tables: Tables) -> Committed:
         self.tries += 1
         error = self.failing(number)
         if error is not None:
             raise error
         self.committed.append((number, sum(rows.num_rows for rows in tables.values())))
         self.requests.append(tables["requests"]["records"].to_pylist() if "requests" in tables else [])
-        return 1
+        return Committed(1)
+
+
+def committing(lake: RealLake) -> Commit:
+    """What `up` hands to the draining."""
+    drain = Drain(lake, Buckets())
+
+    def commit(writer: str, number: int, tables: Tables) -> Committed:
+        applied = drain.apply(writer, number, tables)
+        return Committed(applied.duplicates, applied.replayed)
+
+    return commit
 
 
 class Bench:
@@ -195,7 +207,7 @@ def _fail_once(found: Bench, data: bytes, received_ns: int, settings: DecodeSett
 def test_a_damaged_file_of_the_lake_pushes_no_segment_into_quarantine(tmp_path: Path) -> None:
     lake = RealLake.open(tmp_path / "lake")
     with bench(tmp_path) as found:
-        found.draining._commit = lambda *arguments: Drain(lake, Buckets()).apply(*arguments).duplicates
+        found.draining._commit = lambda *arguments: committing(lake)(*arguments)
         found.segment(1)
         found.draining.start()
         found.wait(lambda: not found.spool.sealed())
@@ -361,3 +373,71 @@ def test_rows_taken_ahead_stay_with_their_segment_while_the_lake_fails(tmp_path:
         found.draining.start()
         found.wait(lambda: not found.spool.sealed())
         assert found.lake.committed == [(2, 1)], "the first was set aside, the second has kept its own"
+
+
+def test_a_segment_that_the_lake_had_taken_before_a_crash_takes_nothing_from_later_ones(tmp_path: Path) -> None:
+    first, again = Request("r1", NOW), Request("r1", NOW + 1000)
+    lake = RealLake.open(tmp_path / "lake")
+    with bench(tmp_path) as found:
+        number = found.sealed(of(first.engine()))
+        alone = plain.decode(of(first.engine()), time.time_ns(), DecodeSettings()).lot
+        committing(lake)(found.spool.id, number, alone.tables)
+        found.sealed(of(first.frontend(), first.stock(), again.engine(), again.frontend()))
+        found.draining._commit = committing(lake)
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+    lake = RealLake.open(tmp_path / "lake")
+    rows = lake.read("requests", lake.data_files("requests"))
+    assert sorted(zip(rows["records"].to_pylist(), rows["quality"].to_pylist(), strict=True), key=str) == [
+        ("engine", "missing_milestone"),
+        ("engine+frontend+edge", None),
+        ("frontend+edge+stock", "late_record"),
+        ("stock", "superseded"),
+    ]
+    rollups = lake.read("rollups", lake.data_files("rollups")).to_pylist()
+    counted = [row for row in rollups if (row["metric"], row["level"]) == ("requests", "day")]
+    assert sum(row["count"] for row in counted) == rows.num_rows
+
+
+def test_a_request_id_that_is_used_again_is_waited_for_again(tmp_path: Path) -> None:
+    first, again = Request("r1", NOW), Request("r1", NOW + 1000)
+    with bench(tmp_path, window_seconds=60) as found:
+        found.draining.start()
+        found.sealed(of(first.engine(), first.frontend()))
+        found.wait(lambda: not found.spool.sealed())
+        found.sealed(of(first.stock()))
+        found.wait(lambda: not found.spool.sealed())
+        found.sealed(of(again.engine()))
+        time.sleep(0.3)
+        assert len(found.lake.committed) == 2
+        found.sealed(of(again.frontend()))
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.requests[2:] == [["engine", "frontend+edge"], []]
+
+
+def test_in_a_backlog_only_what_was_written_soon_after_is_looked_into(tmp_path: Path) -> None:
+    one, other = Request("r1", NOW), Request("r2", NOW)
+    with bench(tmp_path, window_seconds=0) as found:
+        for number, record in enumerate((one.engine(), other.engine(), other.frontend(), one.frontend())):
+            found.sealed(of(record))
+            path = found.spool.folder / f"{number + 1:012d}.seg"
+            os.utime(path, (NOW / 1e9 + 8 * number, NOW / 1e9 + 8 * number))
+        found.draining.start()
+        found.wait(lambda: not found.spool.sealed())
+        assert found.lake.requests == [["engine"], ["engine", "frontend+edge"], [], ["frontend+edge"]]
+
+
+def test_the_requests_drained_last_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "REMEMBERED_REQUESTS", 3)
+    with bench(tmp_path, window_seconds=60) as found:
+        found.draining.start()
+        for number in range(5):
+            one = Request(f"r{number}", NOW)
+            found.sealed(of(one.engine(), one.frontend()))
+        found.wait(lambda: not found.spool.sealed())
+        assert len(found.draining._drained) == 3
+        found.sealed(of(Request("r4", NOW).stock()))
+        found.wait(lambda: not found.spool.sealed())
+        found.sealed(of(Request("r0", NOW).stock()))
+        time.sleep(0.3)
+        assert found.spool.sealed() == [7]

@@ -20,7 +20,7 @@ from vllm_slo.exporters.importers.receipt import settled
 from vllm_slo.exporters.otlp import fast, plain
 from vllm_slo.exporters.otlp.decoded import BodyError, Decoded, Decoder, DecodeSettings
 from vllm_slo.exporters.otlp.lot import Lot, Tables
-from vllm_slo.serving.partners import incomplete, split, with_partners
+from vllm_slo.serving.partners import incomplete, request_ids, split, with_partners
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Bodies are committed together until they are this large: about 12,000 requests."""
@@ -166,7 +166,7 @@ class Loading:
             self._apply(writer, number, lot.tables, outcome)
             return None
         earlier = [] if before is None else [before]
-        torn, rest = split(lot, incomplete(with_partners(lot, earlier).requests))
+        torn, rest = split(lot, request_ids(incomplete(with_partners(lot, earlier).requests)))
         self._apply(writer, number, with_partners(rest, earlier).tables, outcome)
         return torn
 
@@ -174,7 +174,7 @@ class Loading:
         """The records that a chunk of an earlier load left to the next, and maybe some that it did commit: those are
         known to the lake."""
         lot = self._decoded(bodies, Outcome([]))
-        return split(lot, incomplete(lot.requests))[0] if lot.probe else None
+        return split(lot, request_ids(incomplete(lot.requests)))[0] if lot.probe else None
 
     def _decoded(self, bodies: list[Body], outcome: Outcome) -> Lot:
         """Bodies joined are again a body; only where something is refused each is decoded alone, to name the place."""

@@ -3,8 +3,9 @@
 The records of one request come from several processes and so in several segments. A segment of servers with the probe
 waits for up to WINDOW_SECONDS after it was sealed (and until what came meanwhile is sealed, as long again at most), as
 long as one of its requests lacks a record; then what later segments hold of its requests is committed with it, and is
-left out when their turn comes. Nothing of this needs to
-outlive the process: rows that were taken ahead are found in the lake when their segment is drained after a crash.
+left out when their turn comes. Nothing of this needs to outlive the process: rows that were taken ahead are found in
+the lake when their segment is drained after a crash. A segment that the lake had taken before the crash takes nothing
+ahead now, so later ones keep what they hold.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +28,7 @@ from vllm_slo.exporters.otlp.lot import Lot, Tables
 from vllm_slo.exporters.receiver import tally as counts
 from vllm_slo.exporters.receiver.spool import Spool
 from vllm_slo.exporters.receiver.tally import Tally
-from vllm_slo.serving.partners import NO_IDS, incomplete, request_ids, split, with_partners
+from vllm_slo.serving.partners import incomplete, request_ids, requests_of, split, with_partners
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +36,27 @@ _LONGEST_PAUSE_SECONDS = 10.0
 WINDOW_SECONDS = 3.0
 WINDOW_BYTES = 64 * 1024 * 1024
 """How much of the spool is looked into ahead; with more of it waiting, segments go without waiting for records."""
-REMEMBERED_IDS = 200_000
+AHEAD_SECONDS = 10.0
+"""Segments written so long after another hold no records of its requests that the window would have waited for: in a
+backlog of small segments looking further costs more than the drain itself."""
+REMEMBERED_REQUESTS = 200_000
 """Requests of the probe drained last; records of theirs that come later wait for nobody."""
 _UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What is raised by rows that no later try will make fit (Arrow's conversion errors are among them)."""
 _UNFIT_TRIES = 3
 
-Commit = Callable[[str, int, Tables], int]
-"""(spool id, segment number, rows by table) -> duplicates left out; every row committed exactly once."""
+
+@dataclass(frozen=True)
+class Committed:
+    """What became of a segment: duplicates left out; ``replayed``: the lake had taken requests under its number before,
+    and looked at none of those given now."""
+
+    duplicates: int = 0
+    replayed: bool = False
+
+
+Commit = Callable[[str, int, Tables], Committed]
+"""(spool id, segment number, rows by table); every row committed exactly once."""
 
 
 class Rows(Protocol):
@@ -90,7 +105,7 @@ class Draining:
         self._lots: dict[int, Lot] = {}
         self._closes: dict[int, float] = {}
         self._last: dict[int, int] = {}
-        self._drained: deque[pa.Array] = deque([NO_IDS])
+        self._drained: dict[int, None] = {}
         self._ending = threading.Event()
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="draining")
@@ -151,7 +166,7 @@ class Draining:
         tries, pause = 0, 0.1
         while True:
             try:
-                duplicates = self._commit(self._spool.id, number, lot.tables)
+                committed = self._commit(self._spool.id, number, lot.tables)
             except Exception as error:  # noqa: BLE001 - a failing lake must not end the thread
                 tries += 1
                 self._tally.add(counts.LAKE_ERRORS, type(error).__name__)
@@ -172,14 +187,15 @@ class Draining:
                 self._save()
             else:
                 break
-        self._lots.update(rest)
+        if not committed.replayed:
+            self._lots.update(rest)
         self._spool.retire(number)
         self._forget(number)
         if lot.probe:
             self._remember(lot.requests)
         self.committed_time = self._clock()
         self._tally.add(counts.SEGMENTS_COMMITTED)
-        self._tally.add(counts.SPANS_DUPLICATE, "", duplicates)
+        self._tally.add(counts.SPANS_DUPLICATE, "", committed.duplicates)
         return True
 
     def _window(self, number: int, lot: Lot) -> float:
@@ -193,23 +209,27 @@ class Draining:
         if left <= 0:
             last = self._last.setdefault(number, self._spool.open_number or 0)
             left = left + self._window_seconds if self._spool.open_number == last else 0.0
-        return max(left, 0.0) if len(incomplete(lot.requests, pa.concat_arrays(list(self._drained)))) else 0.0
+        return left if left > 0 and self._awaited(lot.requests) else 0.0
+
+    def _awaited(self, requests: pa.Table) -> bool:
+        """Whether a record of one of the requests may still be on its way."""
+        return any(hash(request) not in self._drained for request in requests_of(incomplete(requests)))
 
     def _with_partners(self, number: int, lot: Lot) -> tuple[Lot, dict[int, Lot]]:
         """The lot with what the segments behind it hold of its requests, and those segments without that.
 
-        Looks as far as all of them together are no larger than WINDOW_BYTES. A segment that cannot be read now is
-        passed over.
+        Looks into the next one, and on as far as all of them together are no larger than WINDOW_BYTES and were written
+        within AHEAD_SECONDS. A segment that cannot be read now is passed over.
         """
         ids = request_ids(lot.requests)
         taken: list[pa.Table] = []
         rest: dict[int, Lot] = {}
         size = self._spool.size_of(number)
-        for later in self._spool.sealed():
-            if later <= number:
-                continue
+        until = self._spool.written_time(number) + AHEAD_SECONDS
+        behind = [later for later in self._spool.sealed() if later > number]
+        for later in behind:
             size += self._spool.size_of(later)
-            if size > WINDOW_BYTES:
+            if later != behind[0] and (size > WINDOW_BYTES or self._spool.written_time(later) > until):
                 break
             try:
                 rows, others = split(self._lot(later), ids)
@@ -233,10 +253,11 @@ class Draining:
         self._last.pop(number, None)
 
     def _remember(self, requests: pa.Table) -> None:
-        """Keep the ids of the requests that the probe reported."""
-        self._drained.append(request_ids(requests.filter(pc.equal(requests["source"], "probe"))))
-        while sum(map(len, self._drained)) > REMEMBERED_IDS:
-            self._drained.popleft()
+        """Keep which requests the probe reported, the last ones at the end."""
+        probe = requests.filter(pc.equal(requests["source"], "probe"))
+        self._drained.update(dict.fromkeys(map(hash, requests_of(probe))))
+        for oldest in list(islice(self._drained, max(len(self._drained) - REMEMBERED_REQUESTS, 0))):
+            del self._drained[oldest]
 
     def _read(self, number: int) -> Lot:
         return Lot.joined(

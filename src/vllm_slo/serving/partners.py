@@ -10,23 +10,34 @@ import pyarrow.compute as pc
 from vllm_slo.exporters.otlp.lot import Lot, concatenated
 from vllm_slo.exporters.records import PROBE_VERSION
 
-NO_IDS = pa.array([], pa.string())
+Request = tuple[str, int]
+"""Request id and start in epoch microseconds: clients may use an id again."""
+
+_NO_IDS = pa.array([], pa.string())
+_LOOKED_AT = ("request_id", "start_time", "source", "records", "engine_request_id", "resource_attributes")
 
 
 def request_ids(requests: pa.Table) -> pa.Array:
     """The distinct request ids of rows of ``requests``."""
     if not requests.num_rows:
-        return NO_IDS
+        return _NO_IDS
     return pc.drop_null(pc.unique(requests["request_id"]))
 
 
-def incomplete(requests: pa.Table, drained: pa.Array = NO_IDS) -> pa.Array:
-    """The ids of the requests of which a record may still be on its way.
+def requests_of(rows: pa.Table) -> list[Request]:
+    """Each row's request; rows without a request id are of none."""
+    times = _array(rows["start_time"]).view(pa.int64()).to_pylist()
+    pairs = zip(rows["request_id"].to_pylist(), times, strict=True)
+    return [(request_id, time) for request_id, time in pairs if request_id is not None]
+
+
+def incomplete(requests: pa.Table) -> pa.Table:
+    """Request ids and start times of the rows of whose request a record may still be on its way.
 
     The engine core and the front end each send one for a request that reached the engine; a stock row of a server with
-    the probe waits for both. Requests in ``drained`` (ids of requests that were drained) wait for nobody.
+    the probe waits for both.
     """
-    rows = requests.filter(pc.invert(pc.is_in(requests["request_id"], value_set=drained)))
+    rows = requests.select([name for name in _LOOKED_AT if name in requests.column_names])
     of_probe = pc.equal(rows["source"], "probe")
     probe = rows.filter(of_probe)
     found = []
@@ -39,7 +50,7 @@ def incomplete(requests: pa.Table, drained: pa.Array = NO_IDS) -> pa.Array:
         pc.and_kleene(pc.invert(of_probe), pc.match_substring(rows["resource_attributes"], f'"{PROBE_VERSION}"'))
     )
     found.append(_outside(stock, probe, "request_id"))
-    return pc.unique(pa.concat_arrays([_array(ids) for ids in found]))
+    return pa.concat_tables(found)
 
 
 def split(lot: Lot, ids: pa.Array) -> tuple[pa.Table | None, Lot]:
@@ -58,10 +69,11 @@ def with_partners(lot: Lot, taken: Iterable[pa.Table]) -> Lot:
     return Lot({**lot.tables, "requests": concatenated([lot.requests, *taken])}, lot.probe)
 
 
-def _outside(rows: pa.Table, others: pa.Table, column: str) -> pa.ChunkedArray:
-    """Request ids of the rows whose value of the column no other row has."""
+def _outside(rows: pa.Table, others: pa.Table, column: str) -> pa.Table:
+    """Of the rows whose value of the column no other row has."""
     alone = pc.invert(pc.is_in(rows[column], value_set=_array(others[column].drop_null())))
-    return rows["request_id"].filter(pc.and_(alone, rows[column].is_valid())).drop_null()
+    known = pc.and_(rows[column].is_valid(), rows["request_id"].is_valid())
+    return rows.select(["request_id", "start_time"]).filter(pc.and_(alone, known))
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

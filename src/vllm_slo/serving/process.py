@@ -30,7 +30,7 @@ from vllm_slo.exporters.receiver.tally import Tally
 from vllm_slo.exporters.schema import TABLES
 from vllm_slo.exporters.vllm.scrape_health import ScrapeCollector, save
 from vllm_slo.serving.app import App, AppSettings, check
-from vllm_slo.serving.draining import Commit, Draining
+from vllm_slo.serving.draining import Commit, Committed, Draining
 from vllm_slo.serving.periodic import Periodic
 
 if TYPE_CHECKING:
@@ -160,10 +160,11 @@ async def _serve(settings: ServeSettings, spool: Spool, ready: Callable[[Address
 def _commit(drain: Drain, shards: dict[str, str]) -> Commit:
     from vllm_slo.serving.scraping import shards_of
 
-    def commit(writer: str, number: int, tables: Tables) -> int:
+    def commit(writer: str, number: int, tables: Tables) -> Committed:
         if "requests" in tables:
             shards.update(shards_of(tables["requests"]))
-        return drain.apply(writer, number, tables).duplicates
+        applied = drain.apply(writer, number, tables)
+        return Committed(applied.duplicates, applied.replayed)
 
     return commit
 
