@@ -38,7 +38,7 @@ def test_a_stock_duckdb_sees_the_views_as_queries_do(attached: bool, lake: Path,
     file = tmp_path / "lake.duckdb"
     done = slo(lake, "export", "--duckdb", file)
     assert done.exit_code == 0, done.exception
-    assert "3014 requests, 44 spans, 59 engine_samples, 5 events" in done.stdout
+    assert "3024 requests, 0 spans, 178 engine_samples, 5 events" in done.stdout
     with duckdb.connect() if attached else duckdb.connect(str(file), read_only=True) as connection:
         prefix = ""
         if attached:
@@ -81,18 +81,18 @@ def test_parquet_and_csv_have_the_columns_and_rows_of_the_views(lake: Path, tmp_
 
 
 def test_since_and_until_cut_every_table_by_its_time(lake: Path, tmp_path: Path) -> None:
-    between = ("--since", "2026-11-30T22:45:00Z", "--until", "2026-11-30T22:47:00Z")
+    between = ("--since", "2026-12-01T04:37:00Z", "--until", "2026-12-01T04:39:00Z")
     done = slo(lake, "export", "--duckdb", tmp_path / "cut", *between, "--json")
     assert done.exit_code == 0, done.exception
     (written,) = json.loads(done.stdout)
     for table in TABLES:
-        where = f"{table.time_column} >= '2026-11-30 22:45:00+00' and {table.time_column} < '2026-11-30 22:47:00+00'"
+        where = f"{table.time_column} >= '2026-12-01 04:37:00+00' and {table.time_column} < '2026-12-01 04:39:00+00'"
         assert written["rows"][table.name] == len(rows(lake, f"from {table.name} where {where}"))
-    assert 0 < written["rows"]["requests"] < 3014
+    assert 0 < written["rows"]["requests"] < 3024
     assert written["size_bytes"] == (tmp_path / "cut").stat().st_size
     with duckdb.connect(str(tmp_path / "cut"), read_only=True) as connection:
         about = dict(connection.execute("from export").fetchall())
-    assert (about["since"], about["until"]) == ("2026-11-30T22:45:00.000000Z", "2026-11-30T22:47:00.000000Z")
+    assert (about["since"], about["until"]) == ("2026-12-01T04:37:00.000000Z", "2026-12-01T04:39:00.000000Z")
 
 
 @pytest.mark.parametrize("form", ["--duckdb", "--parquet", "--csv"])

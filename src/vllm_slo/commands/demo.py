@@ -39,14 +39,14 @@ class DemoError(SloError):
     "--lake",
     "folder",
     metavar="PATH",
-    help="Load it into this lake. [default: vllm-slo/demo in the cache folder of the user]",
+    help="Load it into this lake. [default: vllm-slo/demo-2 in the cache folder of the user]",
 )
 @click.pass_obj
 def demo(invocation: Invocation, port: int | None, no_browser: bool, no_app: bool, folder: str | None) -> None:
     """Load a recorded run of a real vLLM and open the pages, until stopped.
 
-    Two runs of 1,500 requests with the same arrivals: first every server takes every request, then medium and long
-    prompts have a server of their own. The lake of the demo is apart from yours.
+    Two runs of 1,500 requests with the same arrivals, seen by the probe: first every server takes every request, then
+    medium and long prompts have a server of their own. The lake of the demo is apart from yours.
     """
     invocation.lake_option = folder or str(default_lake(dict(os.environ)))
     loaded = load(invocation)
@@ -83,10 +83,10 @@ def demo(invocation: Invocation, port: int | None, no_browser: bool, no_app: boo
 
 
 def default_lake(environment: dict[str, str]) -> Path:
-    """Where the demo's lake lies unless told otherwise: the user's cache folder."""
+    """Where the demo's lake lies unless told otherwise: the user's cache folder, apart from that of other recordings."""
     cache = environment.get("XDG_CACHE_HOME")
     home = Path(environment.get("HOME") or "~").expanduser()
-    return (Path(cache) if cache else home / ".cache") / "vllm-slo" / "demo"
+    return (Path(cache) if cache else home / ".cache") / "vllm-slo" / "demo-2"
 
 
 def load(invocation: Invocation) -> str:
