@@ -137,7 +137,7 @@ def test_status_counts_tables_quality_and_coverage(lake: Path) -> None:
     assert {each["instance"]: each["received"] for each in found["coverage"]} == SHARDS
     assert {each["finished"] for each in found["coverage"]} == {None}, "nobody scraped /metrics: unknown, not complete"
     everything = ["engine", "frontend", "edge"]
-    assert {each["name"]: each["running"] for each in found["servers"]} == {name: everything for name in SHARDS}
+    assert {each["name"]: each["running"] for each in found["servers"]} == dict.fromkeys(SHARDS, everything)
     assert found["spool"]["owner"] is None
     shown = slo("--lake", lake, "status").stdout
     assert "no receiver runs; 0 segments, 0 B wait" in shown
