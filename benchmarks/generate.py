@@ -99,11 +99,12 @@ def _batch(random: np.random.Generator, first: float, last: float, size: int, fl
     shards = _dictionary(shard, names)
     end = start + duration // 1000
 
+    ids = _text_ids(random, size)
     columns: dict[str, pa.Array] = {
         "day": pc.cast(pc.cast(pa.array(start, pa.int64()), pa.timestamp("us")), pa.date32()),
         "start_time": pa.array(start, pa.int64()).cast(TIME),
         "end_time": pa.array(end, pa.int64()).cast(TIME),
-        "request_id": _text_ids(random, size),
+        "request_id": ids,
         "trace_id": _bytes(random, size, 16),
         "span_id": _bytes(random, size, 8),
         "source": _dictionary(probed.astype(np.int32), ["stock", "probe"]),
@@ -129,6 +130,7 @@ def _batch(random: np.random.Generator, first: float, last: float, size: int, fl
         "http_status": _where(probed, pa.array(np.array([200, 200, 200, 500, 503])[ending])),
         "client_disconnected": _where(probed, pa.array(ending == 2)),
         **_parts(random, probed & (ending < 4), queue, prefill, decode, prompt),
+        **_blockers(random, probed & (ending < 4), ids, np.where(waited, queue, 0)),
     }
     arrays = [
         columns[field.name].cast(field.type) if field.name in columns else pa.nulls(size, field.type)
@@ -161,6 +163,17 @@ def _parts(
         "lost_tokens": _where(known, pa.array(lost)),
         "recomputed_tokens": _where(known, pa.array(lost // 2)),
     }
+
+
+def _blockers(random: np.random.Generator, known: np.ndarray, ids: pa.Array, waited: np.ndarray) -> dict[str, pa.Array]:
+    """Whom those that waited stood behind: one that arrived a little earlier."""
+    columns: dict[str, pa.Array] = {"engine_request_id": _where(known, ids)}
+    for kind, share in (("token_budget", 0.6), ("kv_blocks", 0.2)):
+        stood = known & (waited > 0) & (random.random(len(known)) < share)
+        earlier = np.maximum(np.arange(len(known)) - random.integers(1, 2_000, len(known)), 0)
+        columns[f"{kind}_blocker"] = _where(stood, ids.take(pa.array(earlier)))
+        columns[f"{kind}_blocker_seconds"] = _where(stood, _seconds(waited // 3))
+    return columns
 
 
 def _split(

@@ -20,7 +20,9 @@ import duckdb
 
 from generate import Fleet, write
 from vllm_slo.analytics.blocked import blocked, blocked_series
+from vllm_slo.analytics.blockers import blockers
 from vllm_slo.analytics.buckets import Buckets
+from vllm_slo.analytics.computing import computing
 from vllm_slo.analytics.counts import answerable
 from vllm_slo.analytics.coverage import coverage
 from vllm_slo.analytics.engine_series import engine_series, engine_step
@@ -110,6 +112,9 @@ def on_selection(
         "engine_series": lambda: engine_series(connection, selection, max(step, timedelta(seconds=10))),
         "blocked": lambda: blocked(connection, selection, basis),
         "blocked_tail": lambda: blocked(connection, selection, basis, tail),
+        "blockers": lambda: blockers(connection, selection, tail),
+        "computing": lambda: computing(connection, selection, basis),
+        "computing_tail": lambda: computing(connection, selection, basis, "request_duration", tail),
         "blocked_series": lambda: blocked_series(connection, selection, basis, step),
         "blocked_series_tail": lambda: blocked_series(connection, selection, basis, step, tail),
         "preemption": lambda: preemption_cost(connection, selection, basis, step),

@@ -27,6 +27,31 @@ QUEUE: dict[str, str] = {
 }
 """What blocked the queue; the keys are the stems of columns."""
 
+COMPUTING: dict[str, str] = {
+    "prefill_own": "own prompt",
+    "prefill_interference": "others' prefill, before the first token",
+    "prefill_other": "rest of prefill",
+    "decode_work": "own tokens",
+    "decode_interference": "others' prefill, between tokens",
+    "decode_slowdown": "size of the batch",
+    "preempted": "preempted",
+    "recompute": "computing again",
+    "unknown": "unknown",
+}
+"""What prefill and decode were made of; the keys are the stems of columns."""
+
+COMPUTING_BARS: dict[str, str] = {
+    "prefill_own": "Prefill: own",
+    "prefill_interference": "Prefill: others'",
+    "prefill_other": "Prefill: rest",
+    "decode_work": "Decode: own",
+    "decode_interference": "Decode: others'",
+    "decode_slowdown": "Decode: batch",
+    "preempted": "Preempted",
+    "recompute": "Computing again",
+    "unknown": "Unknown",
+}
+
 ENDINGS: dict[str, str] = {
     "abort": "aborted",
     "error": "engine error",

@@ -17,6 +17,7 @@ from vllm_slo.dashboards import names
 from vllm_slo.dashboards.answers import Snapshot
 from vllm_slo.dashboards.palette import Palette
 from vllm_slo.dashboards.sections.blocked import blocked_section
+from vllm_slo.dashboards.sections.computing import computing_section
 from vllm_slo.dashboards.sections.endings import endings
 from vllm_slo.dashboards.sections.engines import engines
 from vllm_slo.dashboards.sections.health import health
@@ -55,6 +56,7 @@ def overview(
         slow = time_spent(view)
         if probed:
             blocked_section(view, slow)
+            computing_section(view, slow)
         over_time(view)
     if probed:
         endings(view, ended)

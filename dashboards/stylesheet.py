@@ -63,6 +63,7 @@ def stylesheet(palette: Palette) -> str:
 .slo-figures th, .slo-figures td {{ border: none; padding: .25rem .9rem .25rem 0; text-align: right; font-weight: 400;
   white-space: nowrap; }}
 .slo-figures thead th {{ color: {palette.quiet}; }}
+.slo-figures thead th:first-child {{ text-align: left; }}
 .slo-figures tbody tr {{ border-top: 1px solid {palette.line}; }}
 .slo-figures tbody th {{ text-align: left; }}
 .slo-events table {{ border: none; border-collapse: collapse; font-size: .86rem; color: {palette.text};

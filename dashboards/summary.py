@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,10 @@ from vllm_slo.analytics.histogram import RELATIVE_ERROR
 from vllm_slo.analytics.percentiles import PercentileTable
 from vllm_slo.dashboards import names
 from vllm_slo.dashboards.units import count_text, percent_text, quantile_text, seconds_text
+
+_NUMBER = re.compile(r"(?<=\d) (?=(s|ms|min|h|%)\b)")
+NO_BREAK = "\u00a0"
+"""Between a number and its unit: a narrow tile does not part them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def summary(shown: list[Tile]) -> str:
     cells = "".join(
         f"<div class='tile' data-tile='{tile.key}'><span class='label'>{escape(tile.label)}</span>"
         f"<span class='figure'>{escape(tile.value)}<small>{escape(tile.statistic)}</small></span>"
-        f"<span class='under'>{escape(tile.note)}</span></div>"
+        f"<span class='under'>{_NUMBER.sub(NO_BREAK, escape(tile.note))}</span></div>"
         for tile in shown
     )
     return f"<div class='slo-tiles'>{cells}</div>"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import streamlit as st
 
 from vllm_slo.analytics.blocked import REASONS, UNKNOWN, Blocked, BlockedSeries, blocked, blocked_series
+from vllm_slo.analytics.blockers import blockers
 from vllm_slo.analytics.parts import Tail
 from vllm_slo.analytics.phases import Phases
 from vllm_slo.dashboards import names
 from vllm_slo.dashboards.blocked_table import blocked_table, reasons_table
+from vllm_slo.dashboards.blockers_table import blockers_table
 from vllm_slo.dashboards.figure import CONFIG, Json
 from vllm_slo.dashboards.palette import Palette
 from vllm_slo.dashboards.phases_figure import tail_text
@@ -59,6 +61,8 @@ def blocked_section(view: View, slow: Phases | None) -> None:
         f"Mean queue time of {whose}, and what blocked most of it", str(group), chosen, view.buckets, view.palette
     )
     st.html(f"<div class='slo-heats wide'>{table}</div>")
+    if tail and (in_the_way := view.snapshot.ask(blockers, view.selection, tail)):
+        st.html(f"<div class='slo-health'><h4>Whom the tail waited for longest</h4></div>{blockers_table(in_the_way)}")
     with st.expander("Every reason by shard and bucket, in seconds"):
         st.html(reasons_table(chosen))
 
@@ -78,7 +82,11 @@ def headline(tail: Blocked | None, slow: Phases | None) -> str:
 
 
 def _under(every: Blocked, tail: Blocked | None, slow: Phases | None) -> str:
-    parts = ["Queue time by what kept the requests waiting; a request behind a blocked one shares its reason."]
+    parts = []
+    if tail is not None and slow is not None and slow.tail is not None and slow.tail.measured_nanoseconds:
+        share = tail.queue_nanoseconds / slow.tail.measured_nanoseconds
+        parts.append(f"The queue: {percent_text(share)} of the tail's time.")
+    parts += ["Queue time by what kept the requests waiting; a request behind a blocked one shares its reason."]
     if every.known < every.rows:
         known = f"{count_text(every.known)} of {count_text(every.rows)} requests"
         if tail is not None:

@@ -49,7 +49,7 @@ def drawn(plots: int) -> str:
 
 
 COMPLETE = drawn(4)
-PROBED = drawn(8)
+PROBED = drawn(9)
 CUT = (
     "[...document.querySelectorAll('.slo-heat .scroll, .slo-health .scroll')]"
     ".filter(e => e.scrollWidth > e.clientWidth).length"
@@ -262,7 +262,7 @@ def test_the_sections_of_the_probe_fit_every_width_and_theme(
 ) -> None:
     address, _ = probed
     assert page.context.browser is not None
-    context = page.context.browser.new_context(viewport={"width": width, "height": 5000}, color_scheme=scheme)
+    context = page.context.browser.new_context(viewport={"width": width, "height": 6000}, color_scheme=scheme)
     try:
         seen = context.new_page()
         complaints = visited(seen, address, PROBED)
@@ -270,10 +270,10 @@ def test_the_sections_of_the_probe_fit_every_width_and_theme(
         overlong = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
         assert not seen.evaluate(overlong)
         headings = seen.locator(".slo-section h3").all_inner_texts()
-        assert len(headings) == 9
-        assert "did not finish" in headings[4]
-        assert "of used slots empty" in headings[6]
-        assert "preemptions of" in headings[7]
+        assert len(headings) == 10
+        assert "did not finish" in headings[5]
+        assert "of used slots empty" in headings[7]
+        assert "preemptions of" in headings[8]
         seen.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
         assert complaints == []
     finally:

@@ -70,13 +70,14 @@ def test_a_lake_with_the_probe_has_every_section_in_order(open_page: AppTest, tm
     assert not page.exception
     found = sections(page)
     assert list(found) == [
-        "latency", "time_spent", "blocked", "over_time", "endings", "engines", "kv", "preemption", "health"
+        "latency", "time_spent", "blocked", "computing", "over_time", "endings", "engines", "kv", "preemption", "health"
     ]  # fmt: skip
     assert re.fullmatch(r"[\d.]+ % of tail queue time: [a-zA-Z ]+", found["blocked"])
     assert re.fullmatch(r"[\d.]+ % of [\d,]+ requests did not finish", found["endings"])
     assert "preemptions of" in found["preemption"]
     assert "of used slots empty" in found["kv"]
-    assert charts(page) == 8
+    assert re.fullmatch(r"[\d.]+ % of tail prefill and decode: [a-zA-Z', ]+", found["computing"].replace("&#x27;", "'"))
+    assert charts(page) == 9
     assert "probe 0.2.0: engine, front end, HTTP edge" in html(page)
 
 
@@ -135,7 +136,7 @@ def test_rows_of_clients_draw_no_section_of_servers(open_page: AppTest, tmp_path
     assert "blocked" in sections(page)
     page = page.selectbox(key="seen").set_value("client").run()
     assert not page.exception
-    assert not {"blocked", "endings", "preemption", "unseen"} & set(sections(page))
+    assert not {"blocked", "computing", "endings", "preemption", "unseen"} & set(sections(page))
 
 
 @pytest.fixture(scope="module")
