@@ -95,7 +95,13 @@ def start(scheduler: Any, process: Process) -> Engine | None:
 
     each_second(engine.watch, scheduler, outbox, ended)
     outbox.start()
-    logger.info("vllm-slo: probe %s on engine %s of vLLM %s", __version__, engine.name, process.vllm_version)
+    logger.info(
+        "vllm-slo: probe %s on engine %s of vLLM %s, records go to %s",
+        __version__,
+        engine.name,
+        process.vllm_version,
+        settings.endpoint_for(scheduler.vllm_config),
+    )
     return engine
 
 
