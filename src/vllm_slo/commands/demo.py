@@ -83,7 +83,7 @@ def demo(invocation: Invocation, port: int | None, no_browser: bool, no_app: boo
 
 
 def default_lake(environment: dict[str, str]) -> Path:
-    """Where the demo's lake lies unless told otherwise: the user's cache folder, apart from that of other recordings."""
+    """Where the demo's lake lies unless told otherwise: in the user's cache folder, apart from other recordings."""
     cache = environment.get("XDG_CACHE_HOME")
     home = Path(environment.get("HOME") or "~").expanduser()
     return (Path(cache) if cache else home / ".cache") / "vllm-slo" / "demo-2"
