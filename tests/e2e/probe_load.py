@@ -15,6 +15,8 @@ from e2e.vllm_server import MODEL_NAME
 
 SHARES = {"short": 0.92, "medium": 0.07, "long": 0.01}
 LONG_TOKENS = 35_000
+LEFT_UNREAD = 4_000
+"""Tokens that take a server half a minute: on a busy machine an API server sends seconds after the engine core made."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def prompt(seed: int, tokens: int, shared: int = 0) -> tuple[int, ...]:
 def overload(prefix: str, seconds: float, rate: float, seed: int, cancelled: float = 0.05) -> list[Job]:
     """Poisson arrivals of short, medium and long prompts in the SHARES, exactly ``cancelled`` of them given up.
 
-    At least two are long, one in each half.
+    At least two are long, one in each half. Those to be given up ask for so much that the server is not done with them
+    before a client that is slow to read has left.
     """
     draw = random.Random(seed)
     at, times = 0.0, []
@@ -83,7 +86,9 @@ def overload(prefix: str, seconds: float, rate: float, seed: int, cancelled: flo
         jobs.append((f"{prefix}-{len(jobs):04}", prompt(seed * 100_003 + len(jobs), tokens, shared), output, at))
     gone = set(draw.sample(range(len(jobs)), round(cancelled * len(jobs))))
     return [
-        Job(name, tokens, output, at, give_up_after=max(1, output // 3) if index in gone else None)
+        Job(name, tokens, output + LEFT_UNREAD, at, give_up_after=max(1, output // 3))
+        if index in gone
+        else Job(name, tokens, output, at)
         for index, (name, tokens, output, at) in enumerate(jobs)
     ]
 

@@ -123,7 +123,7 @@ def test_every_request_of_every_client_is_one_row(truth: Truth) -> None:
 def test_clients_that_went_away_are_aborts_unless_the_server_was_done_first(truth: Truth) -> None:
     gone = [(each, truth.rows[each.request_id]) for each in truth.seen if each.given_up]
     aborted = [row for _, row in gone if row["finish_reason"] == "abort"]
-    assert len(aborted) >= 0.8 * len(gone)
+    assert len(aborted) >= 0.8 * len(gone), [(each.tokens, row["completion_tokens"]) for each, row in gone]
     for each, row in gone:
         assert row["completion_tokens"] >= each.tokens
         assert row["finish_reason"] in ("abort", "length")
@@ -188,7 +188,8 @@ def test_the_probes_step_log_tells_what_the_scheduler_did(truth: Truth) -> None:
     for said, done in zip(truth.step_log.steps, truth.log.steps, strict=True):
         assert (said.tokens, said.preempted) == (done.tokens, done.preempted)
         assert said.stopped_by in ("", done.stopped_by), (said, done)
-        assert abs(said.start - done.start) <= MILLISECOND
+        if "start" not in done.stalled:
+            assert abs(said.start - done.start) <= MILLISECOND
         if said.stopped_by == "":
             continue
         assert said.prefill.keys() & said.tokens.keys() == done.prefill.keys(), (said, done)
