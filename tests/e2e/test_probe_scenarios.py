@@ -21,7 +21,7 @@ from e2e.probe_rows import Row, rows_of, total
 from e2e.probe_system import ProbedServer, probed_server
 from e2e.product import Up, wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TIGHT = (
     *("--max-num-seqs", "2", "--max-num-batched-tokens", "8", "--max-model-len", "2048"),
