@@ -19,7 +19,7 @@ SECOND_NS = 1_000_000_000
 GRACE_NS = 200_000_000
 """How late a step may be before the thread takes the sample: an engine that idles, or one in a long step."""
 EARLY_NS = 500_000_000
-"""How early the thread may be once it is the one that takes them: its seconds are not those of the last step."""
+"""How early the thread may be while the engine idles: its seconds are not those of the last step."""
 
 
 class Watch:
@@ -33,15 +33,15 @@ class Watch:
         self._one = threading.Lock()
         self._started_ns = time.time_ns()
         self._configuration: dict[str, str] = {}
-        self._by_thread = False
-        """Whether the last sample was."""
+        self._steps_by_thread: int | None = None
+        """Steps counted at the last sample if the thread took it."""
         self._gone: set[Life] = set()
         """Lives of no request, the last time that the thread looked."""
         self.due_ns = monotonic_ns() + SECOND_NS
 
     def step(self, scheduler: Any, now_ns: int) -> None:
         """A step ended at or after ``due_ns``."""
-        self._by_thread = False
+        self._steps_by_thread = None
         self._take(scheduler, now_ns)
         accounting = self._engine.accounting
         if len(accounting.in_flight) > len(scheduler.requests):
@@ -53,10 +53,11 @@ class Watch:
         if scheduler is None or self._engine.off:
             return
         now_ns, due_ns = monotonic_ns(), self.due_ns
-        if now_ns >= (due_ns - EARLY_NS if self._by_thread else due_ns + GRACE_NS):
+        steps = self._engine.accounting.step_count
+        if now_ns >= (due_ns - EARLY_NS if steps == self._steps_by_thread else due_ns + GRACE_NS):
             try:
                 self._take(scheduler, now_ns)
-                self._by_thread = True
+                self._steps_by_thread = steps
                 self._forget_when_idle(scheduler)
             except (RuntimeError, KeyError, AttributeError, IndexError):
                 # The engine changed what was being read: it is not idle, and takes its samples itself.

@@ -309,6 +309,8 @@ def test_no_request_fails_when_every_hook_raises(poisoned: Poisoned, said_withou
     for action in ("pause", "resume"):
         assert httpx.post(f"{server.url}/{action}", timeout=30).status_code == 200
     ask(server.url, 1, 10, 2)
+    if mode == "sometimes":  # steps fast enough that one of them takes the sample of a second
+        ask(server.url, 2, 10, 800)
 
 
 def test_every_hook_of_the_probe_did_raise(poisoned: Poisoned) -> None:

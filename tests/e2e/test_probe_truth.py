@@ -195,6 +195,22 @@ def test_the_probes_step_log_tells_what_the_scheduler_did(truth: Truth) -> None:
         assert said.prefill.keys() & said.tokens.keys() == done.prefill.keys(), (said, done)
 
 
+def between_readings(truth: Truth, row: Row) -> int:
+    """How far the clocks that the two logs read at the ends of its queue time may set its parts apart.
+
+    The system may run something else between the two readings; over all requests that is little.
+    """
+    engine_id = row["engine_request_id"]
+    added = truth.log.added[engine_id]
+    starts = []
+    for said, done in zip(truth.step_log.steps, truth.log.steps, strict=True):
+        if done.start >= added:
+            starts.append(abs(said.start - done.start))
+            if engine_id in done.tokens:
+                break
+    return added - truth.step_log.added[engine_id] + 2 * max(starts, default=0)
+
+
 def test_what_blocked_the_queue_agrees_with_the_log_of_every_step(truth: Truth) -> None:
     wrong, total = Counter[str](), Counter[str]()
     for row in truth.rows.values():
@@ -205,7 +221,7 @@ def test_what_blocked_the_queue_agrees_with_the_log_of_every_step(truth: Truth) 
             total[stem] += expected
             wrong[stem] += abs(row[stem] - expected)
         off = sum(abs(row[stem] - expected) for stem, expected in parts.items())
-        assert off <= 0.01 * row["queue"] + MILLISECOND, (parts, row)
+        assert off <= 0.01 * row["queue"] + MILLISECOND + between_readings(truth, row), (parts, row)
     assert sum(wrong.values()) <= 0.01 * sum(total.values()), (wrong, total)
     assert total[recomputed.BUDGET] > 0
     assert total[recomputed.KV] > 0

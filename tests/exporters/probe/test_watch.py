@@ -100,6 +100,21 @@ def test_a_step_after_idling_waits_for_its_second(stage: Stage) -> None:
     assert stage.gaps() == [1.0, 1.0]
 
 
+def test_an_engine_that_has_steps_again_takes_its_samples_itself_again(stage: Stage) -> None:
+    start = stage.now_ns
+    for number in range(1, 4):
+        stage.second(start + number * SECOND_NS)
+    taken = len(stage.taken)
+    for number in range(3 * 50 + 1, 30 * 50):  # the thread is early by a hair, each second
+        stage.accounting.step_count += 1
+        if number % 50 == 0:
+            stage.second(start + number * 20_000_000 - number)
+            assert stage.now_ns not in stage.taken
+        stage.step(start + number * 20_000_000)
+    assert len(stage.taken) == taken + 26
+    assert stage.gaps() == pytest.approx([1.0] * (taken + 25), abs=0.03)
+
+
 def test_a_reading_that_the_engine_disturbed_is_made_up_for_by_the_next_step(stage: Stage) -> None:
     stage.failing = True
     stage.second(stage.now_ns + 2 * SECOND_NS)
